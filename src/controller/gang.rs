@@ -89,6 +89,11 @@ impl Need {
         self.pods
     }
 
+    /// Pods that ask for no share are counted as well.
+    pub fn counts_all(&self) -> bool {
+        self.counts_all
+    }
+
     /// Of certain parts of the gang some have to be there.
     pub fn has_parts(&self) -> bool {
         self.parts.is_some()

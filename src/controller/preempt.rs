@@ -1,10 +1,12 @@
 //! For whom pods of lower priority end, which of them, and how far that has come. Nobody ends in vain for ever:
 //! * one set of pods at a time for each pod or gang, and nothing more before they are gone
 //! * so many evictions in a minute, for all and for the pods of one namespace
-//! * where nothing came of it, since the pod was not bound, the namespace that asked rests, longer each time; not where a
-//!   pod was given more time to end than is waited for
+//! * where nothing came of it, since the pod was not bound, the namespace that asked rests, longer each time; the pod or
+//!   gang alone where a pod was given more time to end than is waited for
 //! * a pod or gang for which others ended in vain rests by itself, longer each time, whoever else of its namespace is bound
 //! * a pod that the API server does not let go is left alone for a while
+//! * who is given more time to end than others are waited for ends first, and the others once it has ended
+//! * looks for victims are shared between namespaces, then between units: the one whose look is longest ago is next
 //!
 //! A pod that waits for a whole GPU of kube-scheduler's is such a unit, too: its GPU is given back once shares there have
 //! ended ([`Goal::Whole`]).
@@ -49,6 +51,8 @@ const REST_LAST: Duration = Duration::from_secs(3600);
 const REST_LAST_OF_UNIT: Duration = Duration::from_secs(21_600);
 /// After so long without one it begins anew.
 const FORGET: Duration = Duration::from_secs(7200);
+/// Units that are looked at in a round, at most.
+const LOOKS_MAX: usize = 4;
 /// A unit is looked at again after so long, if something has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The same after it was put off.
@@ -96,6 +100,10 @@ pub struct Victim {
     pub at: PodRef,
     /// What it is told.
     pub words: String,
+    /// It is given more time to end than others are waited for: nobody else ends before it has.
+    pub slow: bool,
+    /// Its eviction was asked for, and nobody knows whether that was done.
+    pub unsure: bool,
     pub step: Step,
 }
 
@@ -185,6 +193,17 @@ struct Looked {
     at: Moment,
     /// It was put off until then, whatever changes. None: it is looked at again when something has changed.
     again: Option<Moment>,
+    /// The next look begins after so many nodes, to which this one came.
+    from: usize,
+}
+
+/// What a look came to.
+#[derive(Debug, Default)]
+pub struct Look<'a> {
+    /// Who could end was found, and does not end now; of which namespace the unit is.
+    pub put_off: Option<(PutOff, &'a str)>,
+    /// It came to so many nodes, and there are more.
+    pub left_at: Option<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -200,6 +219,10 @@ pub struct Preempting {
     /// what the pod ended for is over.
     unanswered: BTreeMap<PodUid, String>,
     looked: BTreeMap<UnitKey, Looked>,
+    /// Of each namespace the last look for one of its units.
+    looked_for: BTreeMap<String, Moment>,
+    /// Units may be looked at, for which there was no look left in this round.
+    pub others_wait: bool,
     spared: BTreeMap<PodUid, Moment>,
     pub counts: Counts,
 }
@@ -215,14 +238,44 @@ impl Preempting {
         !rests && !self.under_way.contains_key(key)
     }
 
-    /// `put_off`: who could end was found, and does not end now; of which namespace the unit is.
-    pub fn looked(&mut self, key: &UnitKey, epoch: u64, put_off: Option<(PutOff, &str)>, now: Moment) {
-        let again = put_off.map(|(why, namespace)| match (why, self.rests_until(key, namespace, now)) {
+    /// The units of these, each with its namespace, that are looked at in this round; true if others have to wait for the
+    /// next one. Of each namespace, and then of its units, the one whose look is longest ago comes first.
+    pub fn first_looks<'a>(
+        &self,
+        units: impl Iterator<Item = (&'a UnitKey, &'a str)>,
+    ) -> (BTreeSet<UnitKey>, bool) {
+        let mut of_namespaces: BTreeMap<&str, Vec<(Option<Moment>, usize, &UnitKey)>> = BTreeMap::new();
+        for (order, (key, namespace)) in units.enumerate() {
+            let at = self.looked.get(key).map(|looked| looked.at);
+            of_namespaces.entry(namespace).or_default().push((at, order, key));
+        }
+        let mut all = Vec::new();
+        for (namespace, mut of_it) in of_namespaces {
+            of_it.sort_unstable();
+            let last = self.looked_for.get(namespace).copied();
+            let ranked = of_it.into_iter().enumerate();
+            all.extend(ranked.map(|(rank, (_, order, key))| (rank, last, order, key)));
+        }
+        all.sort_unstable();
+        let first = all.iter().take(LOOKS_MAX).map(|(.., key)| (*key).clone()).collect();
+        (first, all.len() > LOOKS_MAX)
+    }
+
+    /// So many nodes need not be looked at: the last look came to them, and found nothing there.
+    pub fn looks_from(&self, key: &UnitKey) -> usize {
+        self.looked.get(key).map_or(0, |looked| looked.from)
+    }
+
+    /// A unit of this namespace was looked at.
+    pub fn looked(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, look: &Look<'_>, now: Moment) {
+        let again = look.put_off.map(|(why, namespace)| match (why, self.rests_until(key, namespace, now)) {
             (PutOff::Rests, Some(until)) => until,
             _ => now + PUT_OFF,
         });
         let known = (self.holders.version(), epoch);
-        self.looked.insert(key.clone(), Looked { known, at: now, again });
+        let from = look.left_at.unwrap_or(0);
+        self.looked.insert(key.clone(), Looked { known, at: now, again, from });
+        self.looked_for.insert(namespace.to_owned(), now);
     }
 
     /// The unit or its namespace rests until then.
@@ -358,10 +411,12 @@ impl Preempting {
         self.unit_rests.entry(key.clone()).or_insert(Rest::none(now)).again(REST_LAST_OF_UNIT, now);
     }
 
-    /// Nothing came of it in time, since a pod was given more time to end than is waited for: nobody rests for that.
-    pub fn outlived(&mut self, key: &UnitKey) {
+    /// Nothing came of it in time, since a pod was given more time to end than is waited for: that is nothing that the
+    /// namespace could help, and the unit itself rests.
+    pub fn outlived(&mut self, key: &UnitKey, now: Moment) {
         if self.under_way.remove(key).is_some() {
             self.counts.in_vain += 1;
+            self.unit_rests.entry(key.clone()).or_insert(Rest::none(now)).again(REST_LAST_OF_UNIT, now);
         }
     }
 
@@ -371,16 +426,22 @@ impl Preempting {
         self.unit_rests.retain(|_, rest| now < rest.until.saturating_add(FORGET));
         self.spared.retain(|_, until| now < *until);
         self.looked.retain(|key, _| is_queued(key));
+        self.looked_for.retain(|_, at| now < at.saturating_add(MINUTE));
     }
 
     /// Evictions to be asked for now: of each unit one after another, so that nobody else ends for it where one may not.
-    pub fn due(&mut self, now: Moment) -> Vec<PodRef> {
+    /// `is_there`: the pod has not ended yet.
+    pub fn due(&mut self, is_there: impl Fn(&PodUid) -> bool, now: Moment) -> Vec<PodRef> {
         let mut due = Vec::new();
         for one in self.under_way.values_mut().filter(|one| one.stage == Stage::Evicting) {
             if one.victims.iter().any(|victim| victim.step == Step::Asked) {
                 continue;
             }
+            let waits =
+                |victim: &Victim| victim.slow && victim.step == Step::Ends && is_there(&victim.at.uid);
+            let is_waiting = one.victims.iter().any(waits);
             let next = one.victims.iter_mut().find(|victim| matches!(victim.step, Step::ToAsk(_)));
+            let next = next.filter(|victim| victim.slow || !is_waiting);
             if let Some(victim) = next.filter(|victim| matches!(victim.step, Step::ToAsk(at) if at <= now)) {
                 victim.step = Step::Asked;
                 self.asked.push_back((now, one.namespace.clone()));
@@ -399,7 +460,12 @@ impl Preempting {
             .iter_mut()
             .find_map(|(key, one)| one.victims.iter_mut().find(asked).map(|victim| (key.clone(), victim)));
         let words = self.unanswered.remove(&pod.uid);
-        if let (Ok(Eviction::Evicted), Some(words)) = (&result, words) {
+        let is_done = match &result {
+            Ok(Eviction::Evicted) => true,
+            Ok(Eviction::Gone) => found.as_ref().is_some_and(|(_, victim)| victim.unsure),
+            Ok(Eviction::Protected(_)) | Err(_) => false,
+        };
+        if let (true, Some(words)) = (is_done, words) {
             if let Some((_, victim)) = found {
                 victim.step = Step::Ends;
             }
@@ -407,15 +473,14 @@ impl Preempting {
         }
         let Some((unit, victim)) = found else { return Told::Nothing };
         let (long, words) = match result {
-            Ok(Eviction::Evicted) => {
+            Ok(Eviction::Evicted | Eviction::Gone) => {
                 victim.step = Step::Ends;
                 return Told::Nothing;
             }
-            Ok(Eviction::Gone) => {
-                victim.step = Step::Ends;
-                return Told::Nothing;
-            }
-            Err(Failure::Silent(_) | Failure::Busy(_) | Failure::Conflict | Failure::NotLeading) => {
+            Err(
+                failure @ (Failure::Silent(_) | Failure::Busy(_) | Failure::Conflict | Failure::NotLeading),
+            ) => {
+                victim.unsure |= matches!(failure, Failure::Silent(_));
                 victim.step = Step::ToAsk(now + AGAIN);
                 return Told::Nothing;
             }
@@ -441,7 +506,8 @@ impl Preempting {
             Some(again) => Some(again),
             None => (looked.known != present).then(|| looked.at + LOOK_EVERY),
         });
-        due.chain(until).chain(rests).chain(looked).filter(|due| *due > now).min()
+        let next = due.chain(until).chain(rests).chain(looked).filter(|due| *due > now).min();
+        if self.others_wait { Some(now) } else { next }
     }
 }
 
@@ -450,6 +516,7 @@ mod tests {
     use super::*;
 
     const NOW: Moment = Duration::from_secs(1000);
+    const IS_THERE: fn(&PodUid) -> bool = |_| true;
 
     fn pod(name: &str) -> PodRef {
         PodRef { namespace: "ml".into(), name: name.into(), uid: name.into() }
@@ -460,8 +527,13 @@ mod tests {
     }
 
     fn preemption(namespace: &str, victims: &[&str]) -> Preemption {
-        let victim =
-            |name: &&str| Victim { at: pod(name), words: format!("{name} ends"), step: Step::ToAsk(NOW) };
+        let victim = |name: &&str| Victim {
+            at: pod(name),
+            words: format!("{name} ends"),
+            slow: false,
+            unsure: false,
+            step: Step::ToAsk(NOW),
+        };
         Preemption {
             namespace: namespace.to_owned(),
             pods: vec!["high".into()],
@@ -477,22 +549,22 @@ mod tests {
     fn pods_end_one_after_another_and_none_more_once_one_is_protected() {
         let mut all = Preempting::default();
         all.begin(unit("high"), preemption("ml", &["a", "b", "c"]));
-        assert_eq!(all.due(NOW), [pod("a")]);
-        assert_eq!(all.due(NOW), [], "one at a time");
+        assert_eq!(all.due(IS_THERE, NOW), [pod("a")]);
+        assert_eq!(all.due(IS_THERE, NOW), [], "one at a time");
         assert_eq!(
             all.answered(&pod("a"), Ok(Eviction::Evicted), NOW),
             Told::Ends(pod("a"), "a ends".into())
         );
-        assert_eq!(all.due(NOW), [pod("b")]);
+        assert_eq!(all.due(IS_THERE, NOW), [pod("b")]);
         let silent = Err(Failure::Silent("no answer".into()));
         assert_eq!(all.answered(&pod("b"), silent, NOW), Told::Nothing);
-        assert_eq!((all.due(NOW), all.next(0, NOW)), (vec![], Some(NOW + AGAIN)));
-        assert_eq!(all.due(NOW + AGAIN), [pod("b")]);
+        assert_eq!((all.due(IS_THERE, NOW), all.next(0, NOW)), (vec![], Some(NOW + AGAIN)));
+        assert_eq!(all.due(IS_THERE, NOW + AGAIN), [pod("b")]);
         let words = "a budget".to_owned();
         let told = all.answered(&pod("b"), Ok(Eviction::Protected(words.clone())), NOW + AGAIN);
         assert_eq!(told, Told::Stays { unit: unit("high"), words });
         all.in_vain(&unit("high"), NOW + AGAIN);
-        assert_eq!(all.due(NOW + AGAIN), []);
+        assert_eq!(all.due(IS_THERE, NOW + AGAIN), []);
         assert!(all.is_spared(&"b".into(), NOW + AGAIN) && !all.is_spared(&"b".into(), NOW + AGAIN + SPARED));
     }
 
@@ -501,12 +573,81 @@ mod tests {
         for over in [Preempting::placed, Preempting::served] {
             let mut all = Preempting::default();
             all.begin(unit("high"), preemption("ml", &["a"]));
-            assert_eq!(all.due(NOW), [pod("a")]);
+            assert_eq!(all.due(IS_THERE, NOW), [pod("a")]);
             over(&mut all, &unit("high"));
             let told = all.answered(&pod("a"), Ok(Eviction::Evicted), NOW);
             assert_eq!(told, Told::Ends(pod("a"), "a ends".into()));
             assert_eq!(all.answered(&pod("a"), Ok(Eviction::Evicted), NOW), Told::Nothing, "once");
         }
+    }
+
+    #[test]
+    fn who_was_evicted_without_an_answer_is_told_so_once_it_is_seen_ending() {
+        let mut all = Preempting::default();
+        all.begin(unit("high"), preemption("ml", &["a", "b"]));
+        assert_eq!(all.due(IS_THERE, NOW), [pod("a")]);
+        all.answered(&pod("a"), Err(Failure::Silent("no answer".into())), NOW);
+        assert_eq!(all.due(IS_THERE, NOW + AGAIN), [pod("a")]);
+        let told = all.answered(&pod("a"), Ok(Eviction::Gone), NOW + AGAIN);
+        assert_eq!(told, Told::Ends(pod("a"), "a ends".into()));
+        // Somebody else ends the other.
+        assert_eq!(all.due(IS_THERE, NOW + AGAIN), [pod("b")]);
+        assert_eq!(all.answered(&pod("b"), Ok(Eviction::Gone), NOW + AGAIN), Told::Nothing);
+        assert!(all.unanswered.is_empty());
+    }
+
+    #[test]
+    fn nobody_ends_before_who_is_given_more_time_has_ended() {
+        let mut all = Preempting::default();
+        let mut slow = preemption("ml", &["a", "b", "c"]);
+        slow.victims[0].slow = true;
+        slow.victims[1].slow = true;
+        all.begin(unit("high"), slow);
+        for name in ["a", "b"] {
+            assert_eq!(all.due(IS_THERE, NOW), [pod(name)]);
+            all.answered(&pod(name), Ok(Eviction::Evicted), NOW);
+        }
+        assert_eq!(all.due(IS_THERE, NOW), []);
+        assert_eq!(all.due(|uid| uid.as_str() == "b", NOW), []);
+        assert_eq!(all.due(|uid| uid.as_str() == "c", NOW), [pod("c")]);
+        all.outlived(&unit("high"), NOW);
+        assert_eq!(all.may_begin(&unit("high"), "ml", 1, NOW), Err(PutOff::Rests));
+        assert_eq!(all.may_begin(&unit("other"), "ml", 1, NOW), Ok(()));
+    }
+
+    #[test]
+    fn looks_are_shared_between_namespaces_and_then_between_units() {
+        let mut all = Preempting::default();
+        let many: Vec<UnitKey> = (0..40).map(|nth| unit(&format!("m{nth:02}"))).collect();
+        let one = unit("one");
+        let mut now = NOW;
+        let mut looks: BTreeMap<UnitKey, usize> = BTreeMap::new();
+        for _ in 0..20 {
+            let units = many.iter().map(|key| (key, "many")).chain([(&one, "ml")]);
+            let (first, others) = all.first_looks(units);
+            assert!(others && first.len() == LOOKS_MAX && first.contains(&one), "{first:?}");
+            for key in first {
+                let namespace = if key == one { "ml" } else { "many" };
+                all.looked((&key, namespace), 0, &Look::default(), now);
+                *looks.entry(key).or_default() += 1;
+            }
+            now += LOOK_EVERY;
+        }
+        assert!(many.iter().all(|key| (1..=2).contains(&looks[key])), "each in its turn: {looks:?}");
+        // With more namespaces than looks each comes in its turn, too.
+        let names: Vec<String> = (0..6).map(|nth| format!("n{nth}")).collect();
+        let units: Vec<UnitKey> = names.iter().map(|name| unit(name)).collect();
+        let mut served = BTreeSet::new();
+        for _ in 0..2 {
+            let (first, _) = all.first_looks(units.iter().zip(names.iter().map(String::as_str)));
+            for key in first {
+                let nth = units.iter().position(|unit| *unit == key).unwrap();
+                all.looked((&key, &names[nth]), 0, &Look::default(), now);
+                served.insert(key);
+            }
+        }
+        assert_eq!(served.len(), 6);
+        assert_eq!(all.first_looks(units[..2].iter().map(|key| (key, "ml"))).1, false);
     }
 
     #[test]
@@ -544,7 +685,8 @@ mod tests {
             for at in [now, until - Duration::from_secs(1)] {
                 assert_eq!(all.may_begin(&unit("high"), "ml", 1, at), Err(PutOff::Rests), "{seconds} s");
             }
-            all.looked(&unit("high"), 0, Some((PutOff::Rests, "ml")), now);
+            let look = Look { put_off: Some((PutOff::Rests, "ml")), left_at: None };
+            all.looked((&unit("high"), "ml"), 0, &look, now);
             assert!(!all.may_look(&unit("high"), 1, until - Duration::from_secs(1)));
             assert!(all.may_look(&unit("high"), 1, until));
             all.tidy(|_| true, until);
@@ -567,7 +709,7 @@ mod tests {
                     let names: Vec<String> = (0..10).map(|one| format!("p{nth}-{one}")).collect();
                     let names: Vec<&str> = names.iter().map(String::as_str).collect();
                     all.begin(key.clone(), preemption("ml", &names));
-                    while let [pod] = &all.due(NOW)[..] {
+                    while let [pod] = &all.due(IS_THERE, NOW)[..] {
                         asked += 1;
                         all.answered(pod, Ok(Eviction::Evicted), NOW);
                     }

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::allocate::Placement;
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::moves::Moves;
@@ -221,6 +222,18 @@ impl Reserves {
     /// Something is kept for it for which pods of lower priority end.
     pub(super) fn is_preempted(&self, key: &UnitKey) -> bool {
         self.kept.get(key).is_some_and(|kept| kept.preempted.is_some())
+    }
+
+    /// What is kept for units of a namespace for which pods of lower priority end, but for one unit.
+    pub(super) fn preempted_places<'a>(
+        &'a self,
+        namespace: &'a str,
+        but: &'a UnitKey,
+    ) -> impl Iterator<Item = &'a Placement> {
+        let kept = self.kept.iter().filter(move |(key, kept)| {
+            *key != but && kept.preempted.is_some() && kept.namespace == namespace
+        });
+        kept.flat_map(|(_, kept)| &kept.aside.places)
     }
 
     /// GPUs that are kept for units for which pods of lower priority end.

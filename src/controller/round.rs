@@ -61,8 +61,8 @@ impl Core {
         self.begin_moving(now);
         let mut keeping = self.begin_keeping(&turns, now);
         self.follow_preemptions(now);
-        let mut tries = self.begin_preempting();
         self.open_purse(&turns);
+        let mut tries = self.begin_preempting(&turns, now);
         for turn in turns {
             let epoch = self.capacity.epoch();
             if turn.tried != Some(epoch) && self.may_try(&turn) {
@@ -82,11 +82,12 @@ impl Core {
                         self.hold_preempted(&turn, &mut keeping, now);
                         continue;
                     }
-                    // Nothing is kept for it, and nobody passes it.
+                    // Nothing is kept for it, nobody else ends for it, and nobody passes it.
                     Err(refused) if refused.reason == Reason::Bound => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
                         self.queue.over_bounds(&turn, epoch, now);
+                        self.reserves.evictions.preempting.stop(&turn.key, now);
                         self.no_longer_kept(&turn.key, now);
                         continue;
                     }

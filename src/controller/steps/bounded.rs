@@ -3,6 +3,7 @@
 use crate::allocate::{GpuGrant, Part as Amount, Placement};
 use crate::controller::bounds::Amounts;
 use crate::controller::core::Core;
+use crate::controller::queue::UnitKey;
 use crate::controller::recorder::Reason;
 use crate::controller::steps::place::{Part, Refused};
 use crate::controller::view::GpuRef;
@@ -37,6 +38,19 @@ impl Core {
     /// Why these places are more than the namespace may have.
     pub(super) fn beyond_bounds(&self, parts: &[Part], places: &[Placement]) -> Option<String> {
         let grants = places.iter().flat_map(|place| &place.gpus);
+        self.exceeded(parts, grants.map(of_grant).fold(Amounts::default(), Amounts::plus))
+    }
+
+    /// The same once all units of the namespace have their shares for which pods end; `unit`: but for this one.
+    pub(super) fn beyond_bounds_then(
+        &self,
+        unit: &UnitKey,
+        parts: &[Part],
+        places: &[Placement],
+    ) -> Option<String> {
+        let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
+        let others = self.reserves.preempted_places(namespace, unit);
+        let grants = others.chain(places).flat_map(|place| &place.gpus);
         self.exceeded(parts, grants.map(of_grant).fold(Amounts::default(), Amounts::plus))
     }
 

@@ -21,19 +21,17 @@ use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
-use crate::controller::preempt::{Goal, Preemption, PutOff, Stage, Step, Told, Victim};
+use crate::controller::preempt::{Goal, Look as Outcome, Preemption, PutOff, Stage, Step, Told, Victim};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::reserve::Kept;
 use crate::controller::view::{GpuRef, Pod, Presence, Tried};
 use crate::controller::write::{Failure, Round, Write};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
-use search::{Asker, Budgets, Found, Look};
+use search::{Asker, Budgets, Found, Look, Nobody};
 
 /// Pods of a gang for which others end together.
 const TOGETHER_MAX: usize = 32;
-/// Units that are looked at in a round, at most.
-const LOOKS_MAX: u32 = 4;
 /// Pods are to have ended so long after they were told, or after the time that they were given.
 const END_WITHIN: Duration = Duration::from_secs(60);
 const AFTER_END: Duration = Duration::from_secs(30);
@@ -44,9 +42,9 @@ const PLACED_WITHIN: Duration = Duration::from_secs(10);
 /// The same for one that kube-scheduler gives a whole GPU, and tries again after 10 s at the latest.
 const BOUND_WITHIN: Duration = Duration::from_secs(30);
 
-/// How many units a round still looks at.
+/// The units that a round looks at.
 #[derive(Debug)]
-pub struct Tries(u32);
+pub struct Tries(BTreeSet<UnitKey>);
 
 /// Why no others end for a unit, wherever they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,21 +62,35 @@ enum Unable {
 }
 
 impl Core {
-    pub(in crate::controller) fn begin_preempting(&self) -> Tries {
-        Tries(if self.rules.preemption { LOOKS_MAX } else { 0 })
+    /// `turns`: those of the round.
+    pub(in crate::controller) fn begin_preempting(&mut self, turns: &[Turn], now: Moment) -> Tries {
+        if !self.rules.preemption {
+            return Tries(BTreeSet::new());
+        }
+        let (preempting, epoch) = (&self.reserves.evictions.preempting, self.capacity.epoch());
+        let due = turns.iter().filter_map(|turn| {
+            let may = preempting.may_look(&turn.key, epoch, now);
+            let asker = if may { self.asker(turn).ok() } else { None };
+            let namespace = &self.view.pod(turn.pods.first()?)?.at.namespace;
+            asker.filter(|_| self.purse.allowance(namespace).is_some())?;
+            Some((&turn.key, namespace.as_str()))
+        });
+        let (first, others_wait) = preempting.first_looks(due);
+        self.reserves.evictions.preempting.others_wait = others_wait;
+        Tries(first)
     }
 
     /// A unit was refused: others end for it, or the scheduler sees to that. True: it has its place.
     pub(in crate::controller) fn preempt(&mut self, turn: &Turn, tries: &mut Tries, now: Moment) -> bool {
         let epoch = self.capacity.epoch();
         let Ok(asker) = self.asker(turn) else { return false };
-        if tries.0 == 0 || !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now) {
+        if !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now) || !tries.0.remove(&turn.key) {
             return false;
         }
         let Some(ticks) = self.purse.allowance(&asker.pod.namespace) else { return false };
         self.capacity.index.allow(ticks);
         let usual = self.set_all_aside(turn, &asker.pod.namespace);
-        let is_placed = self.look_for_victims(turn, (&asker, ticks), tries, now);
+        let is_placed = self.look_for_victims(turn, (&asker, ticks), now);
         self.back_to_usual(usual);
         self.pay(turn);
         is_placed
@@ -120,42 +132,39 @@ impl Core {
         })
     }
 
-    fn look_for_victims(
-        &mut self,
-        turn: &Turn,
-        (asker, ticks): (&Asker, u64),
-        tries: &mut Tries,
-        now: Moment,
-    ) -> bool {
-        let Some(wanted) = self.wanted(turn, now) else { return false };
-        let parts = &wanted.parts;
-        tries.0 -= 1;
-        let without = BTreeSet::new();
-        let (nodes, budgets) = (&wanted.nodes[..], Budgets::Kept);
-        let look = Look { nodes, asker, budgets, without: &without, ticks, now };
-        let found = self.find(&wanted, &look);
-        // What it did not come to is looked at another time, though nothing may have changed.
-        let is_cut_short = found.is_none() && self.has_spent(&look);
-        let mut put_off = is_cut_short.then(|| self.reserves.evictions.preempting.put_off(PutOff::Spent));
-        let is_placed = match found {
-            Some(Found::Room { nth, place })
-                if self.beyond_bounds(parts, std::slice::from_ref(&place)).is_none() =>
-            {
-                self.adopt_places(turn, parts, nth, &[place], now);
-                self.no_longer_kept(&turn.key, now);
-                true
+    fn look_for_victims(&mut self, turn: &Turn, (asker, ticks): (&Asker, u64), now: Moment) -> bool {
+        let namespace = asker.pod.namespace.as_str();
+        let (mut outcome, mut is_placed) = (Outcome::default(), false);
+        if let Some(wanted) = self.wanted(turn, now) {
+            let parts = &wanted.parts;
+            let without = BTreeSet::new();
+            let (nodes, budgets) = (&wanted.nodes[..], Budgets::Kept);
+            let from = self.reserves.evictions.preempting.looks_from(&turn.key);
+            let look = Look { nodes, asker, budgets, without: &without, ticks, from, now };
+            let allowed = |core: &Self, place: &Placement| {
+                core.beyond_bounds_then(&turn.key, parts, std::slice::from_ref(place)).is_none()
+            };
+            match self.find(&wanted, &look) {
+                Ok(Found::Room { nth, place }) if allowed(self, &place) => {
+                    self.adopt_places(turn, parts, nth, &[place], now);
+                    self.no_longer_kept(&turn.key, now);
+                    is_placed = true;
+                }
+                Ok(Found::Victims { place, victims }) if allowed(self, &place) => {
+                    let begun = self.begin_evicting(turn, asker, (place, wanted.alone), &victims, now);
+                    outcome.put_off = begun.err().map(|why| (why, namespace));
+                }
+                Ok(_) | Err(Nobody::Anywhere) => {}
+                // What it did not come to is looked at another time, though nothing may have changed.
+                Err(Nobody::Until(nodes)) => {
+                    outcome.left_at = Some(nodes);
+                    outcome.put_off =
+                        Some((self.reserves.evictions.preempting.put_off(PutOff::Spent), namespace));
+                }
             }
-            Some(Found::Victims { place, victims })
-                if self.beyond_bounds(parts, std::slice::from_ref(&place)).is_none() =>
-            {
-                put_off = self.begin_evicting(turn, asker, (place, wanted.alone), &victims, now).err();
-                false
-            }
-            Some(_) | None => false,
-        };
+        }
         let epoch = self.capacity.epoch();
-        let put_off = put_off.map(|why| (why, asker.pod.namespace.as_str()));
-        self.reserves.evictions.preempting.looked(&turn.key, epoch, put_off, now);
+        self.reserves.evictions.preempting.looked((&turn.key, namespace), epoch, &outcome, now);
         is_placed
     }
 
@@ -196,14 +205,17 @@ impl Core {
         let PodRef { namespace, .. } = &asker.pod;
         self.reserves.evictions.preempting.may_begin(key, namespace, victims.len(), now)?;
         let whom = self.name_of(key);
-        let mut chosen: Vec<(bool, Victim)> = Vec::new();
+        let mut chosen: Vec<((bool, bool), Victim)> = Vec::new();
         for pod in victims.iter().filter_map(|uid| self.view.pod(uid)) {
-            // Those that a budget may keep come first: nobody ends for nothing before that is known.
+            // Nobody ends for nothing before it is known whether all do: first those that may take longer than others are
+            // waited for, then those that a budget may keep.
+            let slow = pod.standing.grace > END_WITHIN;
             let unguarded = self.view.budgets_of(pod).is_unguarded();
             let words = self.gives(pod, asker, &whom);
-            chosen.push((unguarded, Victim { at: pod.at.clone(), words, step: Step::ToAsk(now) }));
+            let (at, step) = (pod.at.clone(), Step::ToAsk(now));
+            chosen.push(((!slow, unguarded), Victim { at, words, slow, unsure: false, step }));
         }
-        chosen.sort_by_key(|(unguarded, _)| *unguarded);
+        chosen.sort_by_key(|(order, _)| *order);
         let victims: Vec<Victim> = chosen.into_iter().map(|(_, victim)| victim).collect();
         let some =
             if victims.len() == 1 { "pod of lower priority ends" } else { "pods of lower priority end" };
@@ -291,7 +303,7 @@ impl Core {
                     self.reserves.keep_until(&key, until);
                     if until <= now {
                         match outlived {
-                            true => self.reserves.evictions.preempting.outlived(&key),
+                            true => self.reserves.evictions.preempting.outlived(&key, now),
                             false => self.reserves.evictions.preempting.in_vain(&key, now),
                         }
                         self.end_preempted(&key, gpus);
@@ -353,7 +365,8 @@ impl Core {
     pub(in crate::controller) fn evict(&mut self, now: Moment, round: &mut Round) {
         // This round may have placed the pod elsewhere: then nobody else ends for it.
         self.follow_preemptions(now);
-        for pod in self.reserves.evictions.preempting.due(now) {
+        let is_there = |uid: &PodUid| self.view.pod(uid).is_some();
+        for pod in self.reserves.evictions.preempting.due(is_there, now) {
             match self.view.pod(&pod.uid) {
                 Some(known) if !known.ending => round.writes.push(Write::Evict(pod)),
                 // It has ended, or is ending, anyway.

@@ -18,6 +18,7 @@ mod opted_in;
 mod own_classes;
 mod own_daemons;
 mod preempting;
+mod preempting_fair;
 mod preempting_limits;
 mod preempting_told;
 mod preempting_whole;

@@ -44,7 +44,7 @@ pub(super) fn put(cluster: &mut Cluster, name: &str, memory: &str, owner: &str, 
     put_in(cluster, ("ml", name), (memory, 1), owner, more);
 }
 
-fn put_in(cluster: &mut Cluster, at: (&str, &str), share: (&str, u32), owner: &str, more: Value) {
+pub(super) fn put_in(cluster: &mut Cluster, at: (&str, &str), share: (&str, u32), owner: &str, more: Value) {
     let ((namespace, name), (memory, count)) = (at, share);
     let mut pod = json!({"metadata": {"name": name, "namespace": namespace, "ownerReferences": [
             {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]},

@@ -13,6 +13,9 @@ use crate::select::TICKS_PER_UNIT;
 const BUDGETS_OF_NAMESPACE_MAX: usize = 64;
 /// Labels and values that a selector names. One with more is as if it were about all pods, and let none go.
 const NAMED_MAX: usize = 256;
+/// The same of all selectors of a namespace: whoever looks for victims pays for reading them, for each pod. Where there are
+/// more, the namespace's pods stay.
+const NAMED_OF_NAMESPACE_MAX: usize = 1024;
 /// Bytes of them.
 const SELECTOR_BYTES_MAX: usize = 16 << 10;
 
@@ -61,6 +64,15 @@ enum About {
     Beyond,
 }
 
+impl About {
+    fn named(&self) -> usize {
+        match self {
+            Self::Nothing | Self::Beyond => 0,
+            Self::Chosen { named, .. } => *named,
+        }
+    }
+}
+
 impl Budgets {
     pub fn keys(&self) -> impl Iterator<Item = &String> {
         self.all.values().flat_map(BTreeMap::keys)
@@ -77,17 +89,18 @@ impl ClusterView {
         let all = self.optional.budgets.all.entry(namespace.clone()).or_default();
         let had_all = all.values().all(|one| one.about != About::Beyond);
         let others = all.iter().filter(|(of, one)| **of != key && one.about != About::Beyond);
-        let fresh = match others.count() < BUDGETS_OF_NAMESPACE_MAX {
-            true => Budget::of(selector, allowed),
-            false => Budget { about: About::Beyond, allowed: 0 },
-        };
+        let (count, named) =
+            others.fold((1, 0), |(count, named), (_, one)| (count + 1, named + one.about.named()));
+        let fresh = Budget::of(selector, allowed);
+        let fits = count <= BUDGETS_OF_NAMESPACE_MAX && named + fresh.about.named() <= NAMED_OF_NAMESPACE_MAX;
+        let fresh = if fits { fresh } else { Budget { about: About::Beyond, allowed: 0 } };
         let is_told = had_all && fresh.about == About::Beyond;
         let before = all.insert(key, fresh.clone());
         let mut news = if before.as_ref() == Some(&fresh) { Vec::new() } else { vec![News::Budgets] };
         news.extend(is_told.then(|| {
             News::Trouble(format!(
-                "namespace {namespace} has more than {BUDGETS_OF_NAMESPACE_MAX} PodDisruptionBudgets: none of its \
-                 pods ends for others"
+                "namespace {namespace} has more than {BUDGETS_OF_NAMESPACE_MAX} PodDisruptionBudgets, or their \
+                 selectors name more than {NAMED_OF_NAMESPACE_MAX} labels and values: none of its pods ends for others"
             ))
         }));
         news

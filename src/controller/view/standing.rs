@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
@@ -33,6 +34,8 @@ const OF_PREEMPTION: &str = "preemption:";
 const OF_ROOM: [&str; 5] = ["claim", "device", "insufficient ", "too many pods", "cannot fit resource"];
 /// Volumes are no devices.
 const OF_VOLUMES: &str = "persistentvolumeclaim";
+/// What the API server writes where a pod does not say how long it takes to end.
+const GRACE: Duration = Duration::from_secs(30);
 /// Bytes of the message that are read.
 const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
@@ -90,6 +93,8 @@ pub struct Standing {
     pub stays: bool,
     /// In seconds since 1970. Not known: it has just been started.
     pub started: i64,
+    /// What it is given to end (`terminationGracePeriodSeconds`).
+    pub grace: Duration,
     /// When it is to have ended.
     pub ends: Option<Timestamp>,
     /// Of a pod that is bound: PodDisruptionBudgets choose by them.
@@ -114,6 +119,8 @@ impl Standing {
         let is_bound = spec.is_some_and(|spec| spec.node_name.is_some());
         let labels = meta.labels.as_ref().filter(|_| is_bound);
         let bytes = labels.into_iter().flatten().map(|(name, text)| name.len() + text.len()).sum::<usize>();
+        let grace = spec.and_then(|spec| spec.termination_grace_period_seconds);
+        let grace = grace.and_then(|seconds| u64::try_from(seconds).ok());
         let started = object.status.as_ref().and_then(|status| status.start_time.as_ref());
         Self {
             tried: Tried::of(object),
@@ -121,6 +128,7 @@ impl Standing {
             is_usual: scheduler == DEFAULT_SCHEDULER,
             stays: text(MIRROR).is_some() || of_kai || of_volcano || bytes > LABELS_BYTES_MAX,
             started: started.map_or(i64::MAX, |time| time.0.as_second()),
+            grace: grace.map_or(GRACE, Duration::from_secs),
             ends: meta.deletion_timestamp.as_ref().map(|time| time.0),
             labels: labels.filter(|_| bytes <= LABELS_BYTES_MAX).cloned().map(Arc::new).unwrap_or_default(),
         }

@@ -13,7 +13,7 @@ use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::UnitKey;
 use crate::controller::steps::preempting::KEEP_MAX;
 use crate::controller::steps::preempting::search::{Budgets, Look};
-use crate::controller::view::{GpuRef, Guard, Pod};
+use crate::controller::view::{Claim, GpuRef, Guard, Pod};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -141,16 +141,29 @@ impl Core {
             whole.start = whole.start.min(pod.standing.started);
             whole.sum = whole.sum.saturating_add(rank_of(pod.priority));
             whole.pods += 1;
-            whole.budgets.extend(known.of(self, pod)?);
             members.push(pod);
         }
+        // One with more does not end whole, and what its budgets say costs nobody anything.
+        if members.len() <= VICTIMS_MAX {
+            for pod in &members {
+                whole.budgets.extend(known.of(self, pod)?);
+            }
+        }
         members.sort_by_key(|pod| (Reverse(pod.priority), pod.standing.started));
-        let spare = match self.view.minimum(members.first()?) {
-            Minimum::Pods(need) if !need.has_parts() => members.len().saturating_sub(need.count()),
+        let minimum = members.iter().map(|pod| self.view.minimum(pod)).reduce(Minimum::stronger)?;
+        let spare = match minimum {
+            Minimum::Pods(need) if !need.has_parts() => {
+                let counts = |pod: &&&Pod| need.counts_all() || self.has_shares(pod);
+                members.iter().filter(counts).count().saturating_sub(need.count())
+            }
             Minimum::Pods(_) | Minimum::AllThere | Minimum::None(_) => 0,
         };
         let members = members.into_iter().map(|pod| pod.at.uid.clone()).collect();
         Some(Gang { members, whole, spare })
+    }
+
+    fn has_shares(&self, pod: &Pod) -> bool {
+        self.view.claims_of(pod).into_iter().flatten().any(Claim::is_shares)
     }
 
     /// The gang as a whole, and those of its pods on the node that it can do without.

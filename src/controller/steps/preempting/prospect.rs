@@ -8,7 +8,7 @@ use crate::controller::core::Core;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::purse::BESIDE;
 use crate::controller::queue::Turn;
-use crate::controller::steps::preempting::search::{Budgets, Found, Look};
+use crate::controller::steps::preempting::search::{Budgets, Found, Look, Nobody};
 use crate::controller::steps::preempting::{TOGETHER_MAX, Unable, kept_words};
 use crate::controller::view::{Guard, Pod};
 use crate::model::claim::PodRef;
@@ -221,29 +221,27 @@ impl Core {
         };
         let wanted = self.wanted(turn, now)?;
         let (nodes, ticks, without) = (&wanted.nodes[..], TICKS, BTreeSet::new());
-        let mut look = Look { nodes, asker: &asker, budgets: Budgets::Kept, without: &without, ticks, now };
+        let budgets = Budgets::Kept;
+        let mut look = Look { nodes, asker: &asker, budgets, without: &without, ticks, from: 0, now };
         self.capacity.index.allow(ticks);
         let found = self.find(&wanted, &look);
-        let mut is_spent = self.has_spent(&look);
         let kept = |place: &Placement| format!("it is kept {}", kept_words(place));
-        let bound = found.as_ref().and_then(|found| match found {
+        let bound = found.as_ref().ok().and_then(|found| match found {
             Found::Victims { place, .. } | Found::Room { place, .. } => {
-                self.beyond_bounds(&wanted.parts, std::slice::from_ref(place))
+                self.beyond_bounds_then(&turn.key, &wanted.parts, std::slice::from_ref(place))
             }
             Found::Soon(_) | Found::Free(_) => None,
         });
         let prospect = match (bound, found) {
             (Some(words), _) => Prospect::Bound(words),
-            (None, Some(found)) => self.prospect_for(found, look.budgets, kept),
-            (None, None) => {
+            (None, Ok(found)) => self.prospect_for(found, look.budgets, kept),
+            (None, Err(nobody)) => {
                 self.capacity.index.allow(ticks);
                 look.budgets = Budgets::Passed;
-                let passed = self.find(&wanted, &look);
-                is_spent |= self.has_spent(&look);
-                match passed {
-                    Some(found @ Found::Victims { .. }) => self.prospect_for(found, look.budgets, kept),
-                    Some(_) | None if is_spent => Prospect::Spent,
-                    Some(_) | None => Prospect::Nobody { any },
+                match (self.find(&wanted, &look), nobody) {
+                    (Ok(found @ Found::Victims { .. }), _) => self.prospect_for(found, look.budgets, kept),
+                    (Err(Nobody::Until(_)), _) | (_, Nobody::Until(_)) => Prospect::Spent,
+                    (Ok(_) | Err(Nobody::Anywhere), Nobody::Anywhere) => Prospect::Nobody { any },
                 }
             }
         };

@@ -75,7 +75,18 @@ pub struct Look<'a> {
     pub without: &'a BTreeSet<GpuRef>,
     /// What it may cost, in ticks of [`crate::select::TICKS_PER_UNIT`].
     pub ticks: u64,
+    /// So many nodes were looked at before, where nobody was found.
+    pub from: usize,
     pub now: Moment,
+}
+
+/// No answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nobody {
+    /// All nodes were looked at, in this look and those that it goes on from.
+    Anywhere,
+    /// So many were; there are more.
+    Until(usize),
 }
 
 impl Look<'_> {
@@ -103,11 +114,11 @@ impl Core {
     }
 
     /// The first of the ways to serve a unit for which there is an answer. Capacity is afterwards as before.
-    pub(super) fn find(&mut self, wanted: &Wanted, look: &Look<'_>) -> Option<Found> {
+    pub(super) fn find(&mut self, wanted: &Wanted, look: &Look<'_>) -> Result<Found, Nobody> {
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
         let ways = wanted.parts.iter().map(Part::ways).max().unwrap_or(1);
-        let found = (0..ways).find_map(|nth| {
+        let found = first(0..ways, |nth| {
             let shape = together(&wanted.parts, nth);
             let preemptor = self.capacity.index.preemptor(&shape, wanted.alone);
             self.look_at_way(look, (nth, &shape), &holders, preemptor)
@@ -122,21 +133,21 @@ impl Core {
         (nth, shape): (usize, &Shape),
         holders: &Holders,
         mut preemptor: Preemptor,
-    ) -> Option<Found> {
+    ) -> Result<Found, Nobody> {
         let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
         for node in ending.into_iter().take(NODES_MAX) {
             if self.has_spent(look) {
-                return None;
+                return Err(Nobody::Until(look.from));
             }
             if self
                 .victims_on(look, node, holders, (&mut preemptor, None))
                 .is_some_and(|found| found.rank.is_none())
             {
-                return Some(Found::Soon(node.clone()));
+                return Ok(Found::Soon(node.clone()));
             }
         }
         if let Some(place) = self.room_alone(look, shape, holders, &mut preemptor) {
-            return Some(Found::Room { nth, place });
+            return Ok(Found::Room { nth, place });
         }
         let mut order: Vec<(Rank, &NodeName)> =
             holders.least(look.asker.priority).filter(|(_, node)| look.allows(node)).collect();
@@ -144,14 +155,20 @@ impl Core {
         let mut best: Option<(Rank, Placement, Vec<PodUid>)> = None;
         // Told only where there is no other: it is put off.
         let mut too_many: Option<Found> = None;
-        for (least, node) in order.into_iter().take(NODES_MAX) {
-            if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) || self.has_spent(look) {
+        let from = if look.from < order.len() { look.from } else { 0 };
+        let mut left_at = None;
+        for (nth, (least, node)) in order.into_iter().enumerate().skip(from) {
+            if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) {
+                break;
+            }
+            if nth >= from + NODES_MAX || self.has_spent(look) {
+                left_at = Some(nth);
                 break;
             }
             let beat = best.as_ref().map(|(rank, ..)| *rank);
             let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
             let Some(found) = found else { continue };
-            let Some(rank) = found.rank else { return Some(Found::Soon(node.clone())) };
+            let Some(rank) = found.rank else { return Ok(Found::Soon(node.clone())) };
             if found.pods.len() > VICTIMS_MAX {
                 too_many = Some(Found::Victims { place: found.placement, victims: found.pods });
                 continue;
@@ -160,7 +177,8 @@ impl Core {
                 best = Some((rank, found.placement, found.pods));
             }
         }
-        best.map(|(_, place, victims)| Found::Victims { place, victims }).or(too_many)
+        let found = best.map(|(_, place, victims)| Found::Victims { place, victims }).or(too_many);
+        found.ok_or(left_at.map_or(Nobody::Anywhere, Nobody::Until))
     }
 
     /// The look has cost what it may.
@@ -254,6 +272,23 @@ impl Core {
         };
         !self.view.nodes().any(|(node, _)| node != but && open(node))
     }
+}
+
+/// The first answer of several ways; else how far those came that had to stop.
+pub(super) fn first(
+    mut ways: impl Iterator<Item = usize>,
+    mut look: impl FnMut(usize) -> Result<Found, Nobody>,
+) -> Result<Found, Nobody> {
+    let mut nobody = Nobody::Anywhere;
+    let found = ways.find_map(|nth| match look(nth) {
+        Ok(found) => Some(found),
+        Err(Nobody::Anywhere) => None,
+        Err(Nobody::Until(nodes)) => {
+            nobody = Nobody::Until(nodes);
+            None
+        }
+    });
+    found.ok_or(nobody)
 }
 
 /// What has to end on a node, by pods.

@@ -11,17 +11,25 @@ use crate::allocate::{Nodes, Placement, PodAsk, Shape, Studied, Want, places};
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::holds::Phase;
-use crate::controller::preempt::{Goal, PutOff};
+use crate::controller::preempt::{Goal, Look as Outcome, PutOff};
 use crate::controller::queue::UnitKey;
+use crate::controller::steps::preempting::Prospect;
 use crate::controller::steps::preempting::prospect::TICKS;
-use crate::controller::steps::preempting::search::{Asker, Budgets, Found, Look};
-use crate::controller::steps::preempting::{LOOKS_MAX, Prospect};
+use crate::controller::steps::preempting::search::{Asker, Budgets, Found, Look, Nobody, first};
 use crate::controller::view::{Asks, GpuRef, Need, Pod, Tried};
 use crate::model::names::{NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
 /// Alternatives (`firstAvailable`) of its request that are looked at.
 const KINDS_MAX: usize = 8;
+
+/// A pod that waits for a whole GPU, and may be looked at.
+struct Waits {
+    key: UnitKey,
+    uid: PodUid,
+    namespace: String,
+    need: Need,
+}
 
 /// What a pod wants that waits for a whole GPU.
 struct Whole {
@@ -50,12 +58,17 @@ impl Core {
             let may_pay = self.purse.allowance(&pod.at.namespace).is_some();
             let may_look = self.reserves.evictions.preempting.may_look(&key, epoch, now);
             if may_pay && may_look && !self.queue.contains(uid) {
-                waiting.push((Reverse(pod.priority), pod.created, uid.clone(), needs[0].clone()));
+                let (namespace, need) = (pod.at.namespace.clone(), needs[0].clone());
+                let one = Waits { key, uid: uid.clone(), namespace, need };
+                waiting.push((Reverse(pod.priority), pod.created, one));
             }
         }
-        waiting.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
-        for (.., uid, need) in waiting.into_iter().take(LOOKS_MAX as usize) {
-            self.look_for_whole(&uid, &need, now);
+        waiting.sort_by(|a, b| (a.0, a.1, &a.2.key).cmp(&(b.0, b.1, &b.2.key)));
+        let units = waiting.iter().map(|(.., one)| (&one.key, one.namespace.as_str()));
+        let (first, others_wait) = self.reserves.evictions.preempting.first_looks(units);
+        self.reserves.evictions.preempting.others_wait |= others_wait;
+        for (.., one) in waiting.into_iter().filter(|(.., one)| first.contains(&one.key)) {
+            self.look_for_whole(&one.uid, &one.need, now);
         }
         self.close_purse();
     }
@@ -66,9 +79,10 @@ impl Core {
         let Some(ticks) = self.purse.allowance(&namespace) else { return };
         self.capacity.index.allow(ticks);
         let key = UnitKey::Pod(uid.clone());
-        let mut put_off = None;
-        match self.victims_for_whole(&asker, need, (Budgets::Kept, ticks), now) {
-            Some(Found::Victims { place, victims }) => {
+        let mut outcome = Outcome::default();
+        let from = self.reserves.evictions.preempting.looks_from(&key);
+        match self.victims_for_whole(&asker, need, (Budgets::Kept, ticks, from), now) {
+            Ok(Found::Victims { place, victims }) => {
                 let gpus = gpus_of(&place);
                 let begun = self.begin_evicting_for(
                     (&key, std::slice::from_ref(uid)),
@@ -77,22 +91,21 @@ impl Core {
                     &victims,
                     now,
                 );
-                put_off = begun.err();
+                outcome.put_off = begun.err().map(|why| (why, namespace.as_str()));
                 // No share comes there any more.
                 self.gpus.note(gpus);
                 self.reevaluate_gpus(now);
             }
-            Some(Found::Soon(_) | Found::Free(_) | Found::Room { .. }) => {}
-            None if self.capacity.index.spent().0 >= ticks => {
-                put_off = Some(self.reserves.evictions.preempting.put_off(PutOff::Spent));
+            Ok(Found::Soon(_) | Found::Free(_) | Found::Room { .. }) | Err(Nobody::Anywhere) => {}
+            Err(Nobody::Until(nodes)) => {
+                let why = self.reserves.evictions.preempting.put_off(PutOff::Spent);
+                outcome = Outcome { put_off: Some((why, namespace.as_str())), left_at: Some(nodes) };
             }
-            None => {}
         }
         let (spent, _) = self.capacity.index.spent();
         self.purse.pay(&namespace, spent);
-        let put_off = put_off.map(|why| (why, namespace.as_str()));
         let epoch = self.capacity.epoch();
-        self.reserves.evictions.preempting.looked(&key, epoch, put_off, now);
+        self.reserves.evictions.preempting.looked((&key, &namespace), epoch, &outcome, now);
     }
 
     /// Its claims are there, and of classes that are. Of another pod nobody here knows that a GPU is all it waits for.
@@ -118,19 +131,20 @@ impl Core {
         &mut self,
         asker: &Asker,
         need: &Need,
-        (budgets, ticks): (Budgets, u64),
+        (budgets, ticks, from): (Budgets, u64, usize),
         now: Moment,
-    ) -> Option<Found> {
-        let whole = self.whole(asker, need, now)?;
+    ) -> Result<Found, Nobody> {
+        let whole = self.whole(asker, need, now).ok_or(Nobody::Anywhere)?;
         if let Some(node) = self.is_returning(asker, need).or_else(|| self.is_free(&whole)) {
-            return Some(Found::Free(node));
+            return Ok(Found::Free(node));
         }
         let nodes = std::slice::from_ref(&whole.nodes);
-        let look = Look { nodes, asker, budgets, without: &whole.pinned, ticks, now };
+        let look = Look { nodes, asker, budgets, without: &whole.pinned, ticks, from, now };
         let usual = self.set_aside_for_others(&UnitKey::Pod(asker.pod.uid.clone()));
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
-        let found = whole.shapes.iter().enumerate().find_map(|(nth, shape)| {
+        let found = first(0..whole.shapes.len(), |nth| {
+            let shape = &whole.shapes[nth];
             let preemptor = self.capacity.index.preemptor(shape, false);
             self.look_at_way(&look, (nth, shape), &holders, preemptor)
         });
@@ -207,9 +221,8 @@ impl Core {
         let mut prospect = Prospect::Nobody { any };
         for budgets in [Budgets::Kept, Budgets::Passed] {
             self.capacity.index.allow(TICKS);
-            let found = self.victims_for_whole(&asker, &need, (budgets, TICKS), now);
-            match found {
-                Some(found) => {
+            match self.victims_for_whole(&asker, &need, (budgets, TICKS, 0), now) {
+                Ok(found) => {
                     prospect = self.prospect_for(found, budgets, |place| {
                         let names: Vec<String> =
                             gpus_of(place).iter().map(|gpu| gpu.device.to_string()).collect();
@@ -217,8 +230,8 @@ impl Core {
                     });
                     break;
                 }
-                None if self.capacity.index.spent().0 >= TICKS => prospect = Prospect::Spent,
-                None => {}
+                Err(Nobody::Until(_)) => prospect = Prospect::Spent,
+                Err(Nobody::Anywhere) => {}
             }
         }
         self.capacity.index.allow(u64::MAX);
