@@ -256,11 +256,17 @@ impl Moves {
         self.under_way.iter().flat_map(|one| &one.left).any(|left| left.owner.uid == owner)
     }
 
-    /// The unit for which the controller may begin moves now: nothing has changed since they were found.
+    /// Pods were moved for the unit a while ago.
+    pub(super) fn rests_for(&self, unit: &UnitKey, now: Moment) -> bool {
+        self.units.get(unit).is_some_and(|until| now < *until)
+    }
+
+    /// The unit for which the controller may begin moves now: nothing has changed since they were found. `is_meant`: it
+    /// may have pods moved for it.
     pub(super) fn next_beginning(
         &self,
         rules: &Consolidation,
-        is_busy: impl Fn(&UnitKey) -> bool,
+        is_meant: impl Fn(&Turn) -> bool,
         epoch: u64,
         now: Moment,
     ) -> Option<UnitKey> {
@@ -273,8 +279,8 @@ impl Moves {
             found.is_some_and(|found| self.evicted.len() + found.moves.len() <= allowed)
                 && one.searched.is_some_and(|(_, at)| at == epoch)
                 && one.turn.since.saturating_add(WAIT_FIRST) <= now
-                && !self.units.contains_key(*unit)
-                && !is_busy(unit)
+                && !self.rests_for(unit, now)
+                && is_meant(&one.turn)
         };
         let may = self.lacking.iter().filter(may);
         may.min_by_key(|(_, one)| (-i64::from(one.turn.priority), one.turn.since))
@@ -288,6 +294,8 @@ impl Moves {
         for one in &found.moves {
             self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
         }
+        // Though it may get its share: whether it is ever bound is another's to say.
+        self.units.insert(unit.clone(), now.saturating_add(rest));
         self.under_way.push(under_way((unit, namespace), found, true, now));
     }
 

@@ -113,7 +113,9 @@ impl Core {
                 turn.pods.iter().for_each(|pod| self.queue.again(pod));
             }
         }
-        if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, is_busy, epoch, now) {
+        // Nobody is moved for who would not be bound then.
+        let is_meant = |turn: &Turn| !is_busy(&turn.key) && self.is_tried(turn).is_ok();
+        if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, is_meant, epoch, now) {
             self.reserves.evictions.moves.begin(&unit, rules.rest, now);
         }
         if let Some((pod, owner)) = self.reserves.evictions.moves.next_eviction(now) {

@@ -48,7 +48,7 @@ pub struct Tries(BTreeSet<UnitKey>);
 
 /// Why no others end for a unit, wherever they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Unable {
+pub(super) enum Unable {
     /// It is not known any more.
     Gone,
     /// So many pods start together.
@@ -96,21 +96,35 @@ impl Core {
         is_placed
     }
 
-    /// Who may have others end: pods that their scheduler has tried. kube-scheduler does not try a pod before all of its
-    /// claims exist; for other schedulers promised claims are created early (`grouping_schedulers`).
+    /// Who may have others end: pods that their scheduler has tried.
     fn asker(&self, turn: &Turn) -> Result<Asker, Unable> {
+        if turn.pods.len() > TOGETHER_MAX {
+            return Err(Unable::TooMany(turn.pods.len()));
+        }
         let pods: Option<Vec<&Pod>> = turn.pods.iter().map(|uid| self.view.pod(uid)).collect();
         let pods = pods.ok_or(Unable::Gone)?;
-        if pods.len() > TOGETHER_MAX {
-            return Err(Unable::TooMany(pods.len()));
+        if let Some(pod) = pods.iter().find(|pod| !pod.standing.preempts) {
+            return Err(Unable::Never(pod.at.clone()));
         }
+        self.is_tried(turn)?;
+        let first = pods.first().ok_or(Unable::Gone)?;
+        Ok(Asker {
+            pod: first.at.clone(),
+            priority: pods.iter().map(|pod| pod.priority).min().unwrap_or(first.priority),
+            is_usual: pods.len() == 1 && first.standing.is_usual,
+            room: first.room,
+        })
+    }
+
+    /// Its scheduler has tried the unit in vain. kube-scheduler does not try a pod before all of its claims exist; for
+    /// other schedulers promised claims are created early (`grouping_schedulers`).
+    pub(super) fn is_tried(&self, turn: &Turn) -> Result<(), Unable> {
+        let pods: Option<Vec<&Pod>> = turn.pods.iter().map(|uid| self.view.pod(uid)).collect();
+        let pods = pods.ok_or(Unable::Gone)?;
         let mut is_tried = false;
         for pod in &pods {
             let claims = self.view.claims_of(pod).into_iter().flatten();
             let promised = || claims.into_iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
-            if !pod.standing.preempts {
-                return Err(Unable::Never(pod.at.clone()));
-            }
             match pod.standing.tried {
                 Tried::InVain => is_tried = true,
                 // Its group waits for one that was tried.
@@ -121,15 +135,7 @@ impl Core {
             }
         }
         let first = pods.first().ok_or(Unable::Gone)?;
-        if !is_tried {
-            return Err(Unable::NotTried(first.at.clone()));
-        }
-        Ok(Asker {
-            pod: first.at.clone(),
-            priority: pods.iter().map(|pod| pod.priority).min().unwrap_or(first.priority),
-            is_usual: pods.len() == 1 && first.standing.is_usual,
-            room: first.room,
-        })
+        if is_tried { Ok(()) } else { Err(Unable::NotTried(first.at.clone())) }
     }
 
     fn look_for_victims(&mut self, turn: &Turn, (asker, ticks): (&Asker, u64), now: Moment) -> bool {

@@ -16,7 +16,7 @@ use crate::controller::config::{Consolidation, Mode, Rules};
 use crate::controller::explain::rebalance::{Help, rebalance};
 use crate::controller::explain::{Answer, Subject as Asked, explain};
 use crate::controller::moves::Proposed;
-use crate::controller::queue::Patience;
+use crate::controller::queue::{Patience, UnitKey};
 use crate::controller::steps::moving::{Search, Whose};
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
@@ -49,7 +49,7 @@ pub(super) fn put_in(cluster: &mut Cluster, at: (&str, &str), share: (&str, u32)
     let mut pod = json!({"metadata": {"name": name, "namespace": namespace, "ownerReferences": [
             {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]},
         "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]},
-        "status": {"phase": "Pending"}});
+        "status": {"phase": "Pending", "conditions": super::preempting::refused()["status"]["conditions"]}});
     merge(&mut pod, &more);
     cluster.store_pod(object(pod));
     let uid = cluster.pods[&(namespace.to_owned(), name.to_owned())].metadata.uid.clone();
@@ -240,6 +240,28 @@ fn nothing_moves_that_would_have_no_place_or_that_somebody_ties_down() {
     put(&mut full, "big", "75Gi", "rs-big", json!({}));
     full.settle(MINUTE);
     assert_eq!(full.core.reserves.evictions.moves.counts.evictions, 0);
+}
+
+#[test]
+fn nobody_is_moved_for_a_pod_that_no_scheduler_has_tried_nor_twice_for_the_same() {
+    let untried = json!({"spec": {"schedulerName": "nobody"}, "status": {"conditions": []}});
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", untried);
+    cluster.settle(5 * MINUTE);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 0);
+    // It has its share, and is never bound.
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 1);
+    end(&mut cluster, "small", "small-anew", "10Gi");
+    assert!(cluster.place("big").is_some());
+    let big = UnitKey::Pod(
+        cluster.pods[&("ml".to_owned(), "big".to_owned())].metadata.uid.as_deref().unwrap().into(),
+    );
+    assert!(cluster.core.reserves.evictions.moves.rests_for(&big, cluster.now));
+    cluster.settle(10 * MINUTE);
+    assert!(!cluster.core.reserves.evictions.moves.rests_for(&big, cluster.now));
 }
 
 #[test]

@@ -618,7 +618,7 @@ impl Walk {
         claims.iter().for_each(|claim| self.cluster.drop_claim(claim));
         self.replicas.clear();
         self.rest();
-        let large: Vec<String> = (0..6).map(|_| self.create_plain(60)).collect();
+        let large: Vec<String> = (0..6).map(|_| self.create_plain(60, 1)).collect();
         self.rest();
         for _ in 0..6 {
             let ask = Ask { mib: 15 << 10, percent: 0, slots: 1, priority: 0 };
@@ -632,19 +632,22 @@ impl Walk {
             }
         }
         for _ in 0..self.rng.u8(1..3) {
-            self.create_plain(79);
+            // Nobody ends for it.
+            self.create_plain(79, 0);
         }
         self.rest();
         self.waits_in_need();
     }
 
-    /// A pod by itself that asks for so many GiB.
-    fn create_plain(&mut self, gib: u64) -> String {
+    /// A pod by itself that asks for so many GiB, and that its scheduler has tried.
+    fn create_plain(&mut self, gib: u64, priority: u8) -> String {
         self.made += 1;
         let name = format!("p{}", self.made);
         self.cluster.put_share(&name, json!({"memory": format!("{gib}Gi")}), 1);
-        self.cluster.put_pod(&name, &[&name], json!({"spec": {"priority": 1}}));
-        self.asks.insert(name.clone(), Ask { mib: gib << 10, percent: 0, slots: 1, priority: 1 });
+        let waits = json!({"spec": {"priority": priority},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}});
+        self.cluster.put_pod(&name, &[&name], waits);
+        self.asks.insert(name.clone(), Ask { mib: gib << 10, percent: 0, slots: 1, priority });
         name
     }
 
