@@ -4,7 +4,7 @@
 //! * [`view`]: what the API server has told, reduced; `classes`: whose claims are ours; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
 //!   allocator is asked; `grant`: the answer, as an allocation says it
 //! * owners of state, each with private fields: `bounds` (what namespaces may have, and have), `capacity`, [`holds`],
-//!   [`queue`], `tracker`, `reserve` with `moves`, `preempt` (for whom pods end) with `holders` (who takes what of nodes),
+//!   [`queue`], `tracker`, `reserve` with `moves`, `preempt` (for whom pods end) with `holders` (who takes what of nodes) and `looks`,
 //!   `purse`, `pods`, `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
 //!   them; `gang`: how many pods start together
 //! * `steps`: what reads and changes them; `round`: in which order; `multi_gpu`: shares of several GPUs in one claim
@@ -34,6 +34,7 @@ mod grant;
 mod holders;
 pub mod holds;
 mod lease;
+mod looks;
 mod metrics;
 mod mirror;
 pub mod moves;

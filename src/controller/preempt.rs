@@ -6,7 +6,6 @@
 //! * a pod or gang for which others ended in vain rests by itself, longer each time, whoever else of its namespace is bound
 //! * a pod that the API server does not let go is left alone for a while
 //! * who is given more time to end than others are waited for ends first, and the others once it has ended
-//! * looks for victims are shared between namespaces, then between units: the one whose look is longest ago is next
 //!
 //! A pod that waits for a whole GPU of kube-scheduler's is such a unit, too: its GPU is given back once shares there have
 //! ended ([`Goal::Whole`]).
@@ -27,6 +26,7 @@ use std::time::Duration;
 use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::holders::Holders;
+use crate::controller::looks::{Looked, Looks};
 use crate::controller::queue::UnitKey;
 use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
@@ -51,11 +51,7 @@ const REST_LAST: Duration = Duration::from_secs(3600);
 const REST_LAST_OF_UNIT: Duration = Duration::from_secs(21_600);
 /// After so long without one it begins anew.
 const FORGET: Duration = Duration::from_secs(7200);
-/// Units that are looked at in a round, at most.
-const LOOKS_MAX: usize = 4;
-/// A unit is looked at again after so long, if something has changed.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same after it was put off.
+/// A unit that was put off is looked at again after so long.
 const PUT_OFF: Duration = Duration::from_secs(5);
 /// A pod that was not let go is left alone for so long.
 const SPARED: Duration = Duration::from_secs(30);
@@ -144,6 +140,15 @@ impl PutOff {
     }
 }
 
+/// What a look came to.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Outcome {
+    /// Who could end was found, and does not end now.
+    pub put_off: Option<PutOff>,
+    /// It came to so many nodes, and there are more.
+    pub left_at: Option<usize>,
+}
+
 /// How often, since this was last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -185,27 +190,6 @@ impl Rest {
     }
 }
 
-/// A unit that was looked at.
-#[derive(Debug, Clone, Copy)]
-struct Looked {
-    /// The versions of what was known of holders and of capacity.
-    known: (u64, u64),
-    at: Moment,
-    /// It was put off until then, whatever changes. None: it is looked at again when something has changed.
-    again: Option<Moment>,
-    /// The next look begins after so many nodes, to which this one came.
-    from: usize,
-}
-
-/// What a look came to.
-#[derive(Debug, Default)]
-pub struct Look<'a> {
-    /// Who could end was found, and does not end now; of which namespace the unit is.
-    pub put_off: Option<(PutOff, &'a str)>,
-    /// It came to so many nodes, and there are more.
-    pub left_at: Option<usize>,
-}
-
 #[derive(Debug, Default)]
 pub struct Preempting {
     pub holders: Holders,
@@ -218,11 +202,7 @@ pub struct Preempting {
     /// What those pods are told whose eviction nobody has answered yet. The answer may come after the pod's end, and after
     /// what the pod ended for is over.
     unanswered: BTreeMap<PodUid, String>,
-    looked: BTreeMap<UnitKey, Looked>,
-    /// Of each namespace the last look for one of its units.
-    looked_for: BTreeMap<String, Moment>,
-    /// Units may be looked at, for which there was no look left in this round.
-    pub others_wait: bool,
+    pub looks: Looks,
     spared: BTreeMap<PodUid, Moment>,
     pub counts: Counts,
 }
@@ -231,51 +211,17 @@ impl Preempting {
     /// The unit may be looked at now: nothing is under way for it, and something has changed since it was last looked at.
     pub fn may_look(&self, key: &UnitKey, epoch: u64, now: Moment) -> bool {
         let present = (self.holders.version(), epoch);
-        let rests = self.looked.get(key).is_some_and(|looked| match looked.again {
-            Some(again) => now < again,
-            None => looked.known == present || now < looked.at + LOOK_EVERY,
-        });
-        !rests && !self.under_way.contains_key(key)
-    }
-
-    /// The units of these, each with its namespace, that are looked at in this round; true if others have to wait for the
-    /// next one. Of each namespace, and then of its units, the one whose look is longest ago comes first.
-    pub fn first_looks<'a>(
-        &self,
-        units: impl Iterator<Item = (&'a UnitKey, &'a str)>,
-    ) -> (BTreeSet<UnitKey>, bool) {
-        let mut of_namespaces: BTreeMap<&str, Vec<(Option<Moment>, usize, &UnitKey)>> = BTreeMap::new();
-        for (order, (key, namespace)) in units.enumerate() {
-            let at = self.looked.get(key).map(|looked| looked.at);
-            of_namespaces.entry(namespace).or_default().push((at, order, key));
-        }
-        let mut all = Vec::new();
-        for (namespace, mut of_it) in of_namespaces {
-            of_it.sort_unstable();
-            let last = self.looked_for.get(namespace).copied();
-            let ranked = of_it.into_iter().enumerate();
-            all.extend(ranked.map(|(rank, (_, order, key))| (rank, last, order, key)));
-        }
-        all.sort_unstable();
-        let first = all.iter().take(LOOKS_MAX).map(|(.., key)| (*key).clone()).collect();
-        (first, all.len() > LOOKS_MAX)
-    }
-
-    /// So many nodes need not be looked at: the last look came to them, and found nothing there.
-    pub fn looks_from(&self, key: &UnitKey) -> usize {
-        self.looked.get(key).map_or(0, |looked| looked.from)
+        self.looks.is_due(key, present, now) && !self.under_way.contains_key(key)
     }
 
     /// A unit of this namespace was looked at.
-    pub fn looked(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, look: &Look<'_>, now: Moment) {
-        let again = look.put_off.map(|(why, namespace)| match (why, self.rests_until(key, namespace, now)) {
+    pub fn looked(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, look: Outcome, now: Moment) {
+        let again = look.put_off.map(|why| match (why, self.rests_until(key, namespace, now)) {
             (PutOff::Rests, Some(until)) => until,
             _ => now + PUT_OFF,
         });
         let known = (self.holders.version(), epoch);
-        let from = look.left_at.unwrap_or(0);
-        self.looked.insert(key.clone(), Looked { known, at: now, again, from });
-        self.looked_for.insert(namespace.to_owned(), now);
+        self.looks.note((key, namespace), Looked { known, at: now, again, from: look.left_at.unwrap_or(0) });
     }
 
     /// The unit or its namespace rests until then.
@@ -425,8 +371,7 @@ impl Preempting {
         self.rests.retain(|_, rest| now < rest.until.saturating_add(FORGET));
         self.unit_rests.retain(|_, rest| now < rest.until.saturating_add(FORGET));
         self.spared.retain(|_, until| now < *until);
-        self.looked.retain(|key, _| is_queued(key));
-        self.looked_for.retain(|_, at| now < at.saturating_add(MINUTE));
+        self.looks.tidy(is_queued, now);
     }
 
     /// Evictions to be asked for now: of each unit one after another, so that nobody else ends for it where one may not.
@@ -500,14 +445,8 @@ impl Preempting {
         });
         let until = self.under_way.values().filter(|one| one.stage == Stage::Evicting).map(|one| one.until);
         let rests = self.rests.values().chain(self.unit_rests.values()).map(|rest| rest.until);
-        // Units that were looked at too soon.
-        let present = (self.holders.version(), epoch);
-        let looked = self.looked.values().filter_map(|looked| match looked.again {
-            Some(again) => Some(again),
-            None => (looked.known != present).then(|| looked.at + LOOK_EVERY),
-        });
-        let next = due.chain(until).chain(rests).chain(looked).filter(|due| *due > now).min();
-        if self.others_wait { Some(now) } else { next }
+        let looks = self.looks.next((self.holders.version(), epoch), now);
+        due.chain(until).chain(rests).filter(|due| *due > now).chain(looks).min()
     }
 }
 
@@ -616,41 +555,6 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_shared_between_namespaces_and_then_between_units() {
-        let mut all = Preempting::default();
-        let many: Vec<UnitKey> = (0..40).map(|nth| unit(&format!("m{nth:02}"))).collect();
-        let one = unit("one");
-        let mut now = NOW;
-        let mut looks: BTreeMap<UnitKey, usize> = BTreeMap::new();
-        for _ in 0..20 {
-            let units = many.iter().map(|key| (key, "many")).chain([(&one, "ml")]);
-            let (first, others) = all.first_looks(units);
-            assert!(others && first.len() == LOOKS_MAX && first.contains(&one), "{first:?}");
-            for key in first {
-                let namespace = if key == one { "ml" } else { "many" };
-                all.looked((&key, namespace), 0, &Look::default(), now);
-                *looks.entry(key).or_default() += 1;
-            }
-            now += LOOK_EVERY;
-        }
-        assert!(many.iter().all(|key| (1..=2).contains(&looks[key])), "each in its turn: {looks:?}");
-        // With more namespaces than looks each comes in its turn, too.
-        let names: Vec<String> = (0..6).map(|nth| format!("n{nth}")).collect();
-        let units: Vec<UnitKey> = names.iter().map(|name| unit(name)).collect();
-        let mut served = BTreeSet::new();
-        for _ in 0..2 {
-            let (first, _) = all.first_looks(units.iter().zip(names.iter().map(String::as_str)));
-            for key in first {
-                let nth = units.iter().position(|unit| *unit == key).unwrap();
-                all.looked((&key, &names[nth]), 0, &Look::default(), now);
-                served.insert(key);
-            }
-        }
-        assert_eq!(served.len(), 6);
-        assert_eq!(all.first_looks(units[..2].iter().map(|key| (key, "ml"))).1, false);
-    }
-
-    #[test]
     fn a_namespace_rests_longer_each_time_until_one_of_its_pods_is_bound() {
         let mut all = Preempting::default();
         let mut now = NOW;
@@ -685,8 +589,8 @@ mod tests {
             for at in [now, until - Duration::from_secs(1)] {
                 assert_eq!(all.may_begin(&unit("high"), "ml", 1, at), Err(PutOff::Rests), "{seconds} s");
             }
-            let look = Look { put_off: Some((PutOff::Rests, "ml")), left_at: None };
-            all.looked((&unit("high"), "ml"), 0, &look, now);
+            let look = Outcome { put_off: Some(PutOff::Rests), left_at: None };
+            all.looked((&unit("high"), "ml"), 0, look, now);
             assert!(!all.may_look(&unit("high"), 1, until - Duration::from_secs(1)));
             assert!(all.may_look(&unit("high"), 1, until));
             all.tidy(|_| true, until);

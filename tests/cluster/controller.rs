@@ -14,6 +14,7 @@ mod life;
 mod load;
 mod nodes;
 mod own_class;
+mod own_daemons;
 mod place;
 mod preemption;
 mod protected;

@@ -29,6 +29,7 @@ const ORDER: &[&str] = &[
     "pods",
     "purse",
     "holders",
+    "looks",
     "preempt",
     "moves",
     "reserve",

@@ -3,7 +3,7 @@
 use clap::Parser;
 
 use super::super::top::Look;
-use super::super::top::map::{Holder, Map, Node, Part, Row};
+use super::super::top::map::{FromSlice, Holder, Map, Node, Part, Row};
 use super::{Output, RebalanceArgs, Report, after, text};
 use crate::allocate::{GpuGrant, Placement};
 use crate::controller::explain::rebalance::{Help, Waits};
@@ -42,7 +42,7 @@ fn row(device: &str, claims: Vec<Holder>) -> Row {
         kind: "gpu".to_owned(),
         grantable_mib: Some(80_000),
         cut: None,
-        possible: false,
+        from_slice: FromSlice { possible: false, one_daemon: true },
         held: !claims.is_empty(),
         closed: false,
         taints: Vec::new(),

@@ -13,7 +13,7 @@ use crate::model::gpu::Placement;
 use crate::model::mig::{MigPlace, MigProfile};
 use crate::model::names::{DRIVER, DeviceName, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
-use crate::model::share::Extent;
+use crate::model::share::{DaemonScope, Extent};
 use crate::params::{self, Params};
 use crate::sharing::{COMPUTE, MEMORY};
 use crate::slices::{Grantable, Parts};
@@ -51,9 +51,8 @@ pub struct Row {
     /// Of a GPU that is cut into MIG devices on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut: Option<Cut>,
-    /// It is made once a claim is given it.
     #[serde(skip)]
-    pub possible: bool,
+    pub from_slice: FromSlice,
     /// Taken by our controller, to be filled with shares.
     pub held: bool,
     /// Its shares belong to a claim with shares of several GPUs: one MPS daemon serves them together, and no other share
@@ -62,6 +61,15 @@ pub struct Row {
     /// Keys of its taints.
     pub taints: Vec<String>,
     pub claims: Vec<Holder>,
+}
+
+/// What a device's slice says of it that is not shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FromSlice {
+    /// It is made once a claim is given it.
+    pub possible: bool,
+    /// One MPS daemon serves all of its shares.
+    pub one_daemon: bool,
 }
 
 /// What a GPU is cut into, beside what claims of our controller's have of it.
@@ -233,7 +241,7 @@ fn cut(node: &mut Node) {
     let cut_by_scheduler: BTreeSet<String> =
         node.devices.iter().filter(|row| has(row)).filter_map(board).collect();
     node.devices.retain(|row| {
-        let is_idle = row.possible && row.claims.is_empty();
+        let is_idle = row.from_slice.possible && row.claims.is_empty();
         !(is_idle && board(row).is_some_and(|board| boards.contains(&board)))
     });
     for row in &mut node.devices {
@@ -269,7 +277,7 @@ fn close(node: &mut Node) {
     }
     for row in &mut node.devices {
         let closed = shares(row).any(|claim| gpus.get(&claim).is_some_and(|gpus| *gpus > 1));
-        row.closed = closed;
+        row.closed = closed && row.from_slice.one_daemon;
     }
 }
 
@@ -281,6 +289,7 @@ fn row(device: &Device, found: Vec<Found>) -> Row {
         Some(Parts::Shares(shares)) => Some(shares.memory.mib_floor()),
         Some(Parts::Mig(_)) | None => None,
     };
+    let one_daemon = matches!(&parts, Some(Parts::Shares(shares)) if shares.daemon == DaemonScope::Gpu);
     let cut = match parts {
         Some(Parts::Mig(mig)) => Some(Cut {
             memory_slices: memory_slices(&mig.board.profiles),
@@ -309,7 +318,10 @@ fn row(device: &Device, found: Vec<Found>) -> Row {
         kind: text("type").unwrap_or_default(),
         grantable_mib,
         cut,
-        possible: device.consumes_counters.as_ref().is_some_and(|all| !all.is_empty()),
+        from_slice: FromSlice {
+            possible: device.consumes_counters.as_ref().is_some_and(|all| !all.is_empty()),
+            one_daemon,
+        },
         held,
         closed: false,
         taints: device.taints.iter().flatten().map(|taint| taint.key.clone()).collect(),

@@ -164,11 +164,11 @@ fn gpus_of_a_claim_with_shares_of_several_are_closed_to_others() {
     let mut both = claim("both", part("gpu-0"), json!([]));
     both["status"]["allocation"]["devices"]["results"] = json!([part("gpu-0"), part("gpu-1")]);
     let claims = json!([both, claim("one", part("gpu-2"), json!([]))]);
-    let gpus: Vec<Value> = ["gpu-0", "gpu-1", "gpu-2"].map(|name| device(name, Some(80_000))).to_vec();
+    let mut gpus: Vec<Value> = ["gpu-0", "gpu-1", "gpu-2"].map(|name| device(name, Some(80_000))).to_vec();
     let slices = json!([slice("node-a", json!(gpus))]);
     let map = map(
         &serde_json::from_value::<Vec<_>>(slices).unwrap(),
-        &serde_json::from_value::<Vec<_>>(claims).unwrap(),
+        &serde_json::from_value::<Vec<_>>(claims.clone()).unwrap(),
     );
     let closed: Vec<bool> = map.nodes[0].devices.iter().map(|row| row.closed).collect();
     assert_eq!(closed, [true, true, false]);
@@ -178,6 +178,16 @@ fn gpus_of_a_claim_with_shares_of_several_are_closed_to_others() {
         "{text}"
     );
     assert_eq!(text.matches("20000 of 80000 MiB   closed to other claims\n").count(), 2, "{text}");
+    // Not where each share has a daemon of its own.
+    for gpu in &mut gpus {
+        gpu["attributes"]["mpsDaemon"] = json!({"string": "share"});
+    }
+    let slices = json!([slice("node-a", json!(gpus))]);
+    let map = self::map(
+        &serde_json::from_value::<Vec<_>>(slices).unwrap(),
+        &serde_json::from_value::<Vec<_>>(claims).unwrap(),
+    );
+    assert!(map.nodes[0].devices.iter().all(|row| !row.closed));
 }
 
 /// A line of a page of metrics about node-a.

@@ -21,7 +21,7 @@ use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
-use crate::controller::preempt::{Goal, Look as Outcome, Preemption, PutOff, Stage, Step, Told, Victim};
+use crate::controller::preempt::{Goal, Outcome, Preemption, PutOff, Stage, Step, Told, Victim};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::reserve::Kept;
 use crate::controller::view::{GpuRef, Pod, Presence, Tried};
@@ -75,8 +75,8 @@ impl Core {
             asker.filter(|_| self.purse.allowance(namespace).is_some())?;
             Some((&turn.key, namespace.as_str()))
         });
-        let (first, others_wait) = preempting.first_looks(due);
-        self.reserves.evictions.preempting.others_wait = others_wait;
+        let (first, others_wait) = preempting.looks.first(due);
+        self.reserves.evictions.preempting.looks.set_others_wait(others_wait, false);
         Tries(first)
     }
 
@@ -145,7 +145,7 @@ impl Core {
             let parts = &wanted.parts;
             let without = BTreeSet::new();
             let (nodes, budgets) = (&wanted.nodes[..], Budgets::Kept);
-            let from = self.reserves.evictions.preempting.looks_from(&turn.key);
+            let from = self.reserves.evictions.preempting.looks.from(&turn.key);
             let look = Look { nodes, asker, budgets, without: &without, ticks, from, now };
             let allowed = |core: &Self, place: &Placement| {
                 core.beyond_bounds_then(&turn.key, parts, std::slice::from_ref(place)).is_none()
@@ -158,19 +158,18 @@ impl Core {
                 }
                 Ok(Found::Victims { place, victims }) if allowed(self, &place) => {
                     let begun = self.begin_evicting(turn, asker, (place, wanted.alone), &victims, now);
-                    outcome.put_off = begun.err().map(|why| (why, namespace));
+                    outcome.put_off = begun.err();
                 }
                 Ok(_) | Err(Nobody::Anywhere) => {}
                 // What it did not come to is looked at another time, though nothing may have changed.
                 Err(Nobody::Until(nodes)) => {
                     outcome.left_at = Some(nodes);
-                    outcome.put_off =
-                        Some((self.reserves.evictions.preempting.put_off(PutOff::Spent), namespace));
+                    outcome.put_off = Some(self.reserves.evictions.preempting.put_off(PutOff::Spent));
                 }
             }
         }
         let epoch = self.capacity.epoch();
-        self.reserves.evictions.preempting.looked((&turn.key, namespace), epoch, &outcome, now);
+        self.reserves.evictions.preempting.looked((&turn.key, namespace), epoch, outcome, now);
         is_placed
     }
 

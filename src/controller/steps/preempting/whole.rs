@@ -11,7 +11,7 @@ use crate::allocate::{Nodes, Placement, PodAsk, Shape, Studied, Want, places};
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::holds::Phase;
-use crate::controller::preempt::{Goal, Look as Outcome, PutOff};
+use crate::controller::preempt::{Goal, Outcome, PutOff};
 use crate::controller::queue::UnitKey;
 use crate::controller::steps::preempting::Prospect;
 use crate::controller::steps::preempting::prospect::TICKS;
@@ -65,8 +65,8 @@ impl Core {
         }
         waiting.sort_by(|a, b| (a.0, a.1, &a.2.key).cmp(&(b.0, b.1, &b.2.key)));
         let units = waiting.iter().map(|(.., one)| (&one.key, one.namespace.as_str()));
-        let (first, others_wait) = self.reserves.evictions.preempting.first_looks(units);
-        self.reserves.evictions.preempting.others_wait |= others_wait;
+        let (first, others_wait) = self.reserves.evictions.preempting.looks.first(units);
+        self.reserves.evictions.preempting.looks.set_others_wait(others_wait, true);
         for (.., one) in waiting.into_iter().filter(|(.., one)| first.contains(&one.key)) {
             self.look_for_whole(&one.uid, &one.need, now);
         }
@@ -80,7 +80,7 @@ impl Core {
         self.capacity.index.allow(ticks);
         let key = UnitKey::Pod(uid.clone());
         let mut outcome = Outcome::default();
-        let from = self.reserves.evictions.preempting.looks_from(&key);
+        let from = self.reserves.evictions.preempting.looks.from(&key);
         match self.victims_for_whole(&asker, need, (Budgets::Kept, ticks, from), now) {
             Ok(Found::Victims { place, victims }) => {
                 let gpus = gpus_of(&place);
@@ -91,7 +91,7 @@ impl Core {
                     &victims,
                     now,
                 );
-                outcome.put_off = begun.err().map(|why| (why, namespace.as_str()));
+                outcome.put_off = begun.err();
                 // No share comes there any more.
                 self.gpus.note(gpus);
                 self.reevaluate_gpus(now);
@@ -99,13 +99,13 @@ impl Core {
             Ok(Found::Soon(_) | Found::Free(_) | Found::Room { .. }) | Err(Nobody::Anywhere) => {}
             Err(Nobody::Until(nodes)) => {
                 let why = self.reserves.evictions.preempting.put_off(PutOff::Spent);
-                outcome = Outcome { put_off: Some((why, namespace.as_str())), left_at: Some(nodes) };
+                outcome = Outcome { put_off: Some(why), left_at: Some(nodes) };
             }
         }
         let (spent, _) = self.capacity.index.spent();
         self.purse.pay(&namespace, spent);
         let epoch = self.capacity.epoch();
-        self.reserves.evictions.preempting.looked((&key, &namespace), epoch, &outcome, now);
+        self.reserves.evictions.preempting.looked((&key, &namespace), epoch, outcome, now);
     }
 
     /// Its claims are there, and of classes that are. Of another pod nobody here knows that a GPU is all it waits for.
