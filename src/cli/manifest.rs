@@ -12,12 +12,17 @@ use super::reading::{Document, typed, unknown_fields};
 use crate::admission::{self, KnownClasses, Problem};
 use crate::cluster::{ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
-use crate::model::names::{ClaimUid, DRIVER, PoolName, SHARED_CLASS};
+use crate::model::names::{ClaimUid, DRIVER, PoolName, RequestName, SHARED_CLASS};
+use crate::params::{self, GpuShare, Params, Said};
+use crate::select::Placer;
 
 const API_VERSION: &str = "resource.k8s.io/v1";
 const KIND: &str = "ResourceClaim";
 const TEMPLATE: &str = "ResourceClaimTemplate";
 const CLASS: &str = "DeviceClass";
+/// The classes of whole GPUs, of which kube-scheduler gives parts by `capacity`, and of MIG devices.
+const WHOLE_CLASS: &str = "gpu.nvidia.com";
+const MIG_CLASS: &str = "mig.nvidia.com";
 /// Stands in for the UID that only the API server gives.
 const NO_UID: &str = "00000000-0000-0000-0000-000000000000";
 
@@ -94,6 +99,42 @@ pub struct RequestedDevices {
     /// `name=quantity`.
     pub capacity: Vec<String>,
     pub admin_access: bool,
+    pub access: RequestedAccess,
+}
+
+/// How a request is to have its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum RequestedAccess {
+    Admin,
+    Exclusive,
+    Share,
+    /// A MIG device that the controller has made for the claim.
+    #[serde(rename = "MIG")]
+    Mig,
+    /// A class of an administrator's own, which is not known here.
+    #[serde(rename = "By its class")]
+    ByClass,
+}
+
+impl RequestedAccess {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Admin => "Admin",
+            Self::Exclusive => "Exclusive",
+            Self::Share => "Share",
+            Self::Mig => "MIG",
+            Self::ByClass => "By its class",
+        }
+    }
+}
+
+/// None: a class of an administrator's own, which is not known here.
+pub fn placer_of(class: &str) -> Option<Placer> {
+    match class {
+        SHARED_CLASS => Some(Placer::Controller),
+        WHOLE_CLASS | MIG_CLASS => Some(Placer::Scheduler),
+        _ => None,
+    }
 }
 
 impl Manifest {
@@ -201,12 +242,70 @@ impl Manifest {
             let name = word(request, "name");
             let alternatives = array(request, "/firstAvailable");
             match request.get("exactly") {
-                Some(exactly) => asked.push(one(name.to_owned(), exactly)),
-                None => asked
-                    .extend(alternatives.iter().map(|sub| one(format!("{name}/{}", word(sub, "name")), sub))),
+                Some(exactly) => asked.push(self.one(name.to_owned(), exactly)),
+                None => asked.extend(
+                    alternatives.iter().map(|sub| self.one(format!("{name}/{}", word(sub, "name")), sub)),
+                ),
             }
         }
         asked
+    }
+
+    fn one(&self, request: String, spec: &Value) -> RequestedDevices {
+        let count = match word(spec, "allocationMode") {
+            "All" => "All".to_owned(),
+            _ => spec.get("count").and_then(Value::as_u64).unwrap_or(1).to_string(),
+        };
+        let selectors = array(spec, "/selectors").iter();
+        let selectors = selectors.filter_map(|selector| selector.pointer("/cel/expression")?.as_str());
+        RequestedDevices {
+            device_class: word(spec, "deviceClassName").to_owned(),
+            count,
+            selectors: selectors.map(|cel| cel.trim().to_owned()).collect(),
+            capacity: capacity(spec)
+                .map(|(name, quantity)| format!("{name}={}", quantity.unwrap_or("?")))
+                .collect(),
+            admin_access: spec.get("adminAccess") == Some(&Value::Bool(true)),
+            access: self.access(&RequestName::new(request.as_str()), spec),
+            request,
+        }
+    }
+
+    fn access(&self, request: &RequestName, spec: &Value) -> RequestedAccess {
+        if spec.get("adminAccess") == Some(&Value::Bool(true)) {
+            return RequestedAccess::Admin;
+        }
+        let class = word(spec, "deviceClassName");
+        match (placer_of(class), self.share(request, spec)) {
+            (None, _) => RequestedAccess::ByClass,
+            (Some(Placer::Scheduler | Placer::Doubtful), _) => {
+                let is_part = class == WHOLE_CLASS && capacity(spec).next().is_some();
+                if is_part { RequestedAccess::Share } else { RequestedAccess::Exclusive }
+            }
+            (Some(Placer::Controller), share) if share.is_mig() => RequestedAccess::Mig,
+            (Some(Placer::Controller), share) if share.is_whole() => RequestedAccess::Exclusive,
+            (Some(Placer::Controller), _) => RequestedAccess::Share,
+        }
+    }
+
+    /// What the claim says of the request, in the last `GpuShare` that is meant for it and in the request's capacities.
+    /// What is wrong with either is told by [`Self::problems`].
+    fn share(&self, request: &RequestName, spec: &Value) -> GpuShare {
+        let is_meant = |config: &&Value| {
+            let mut selectors = array(config, "/requests").iter().filter_map(Value::as_str).peekable();
+            selectors.peek().is_none() || selectors.any(|selector| request.is_meant_by(selector))
+        };
+        let configs = array(&self.object, "/spec/devices/config").iter().filter(is_meant);
+        let of_ours = configs.filter(|config| config.pointer("/opaque/driver") == Some(&Value::from(DRIVER)));
+        let shares =
+            of_ours.filter_map(|config| match params::decode(config.pointer("/opaque/parameters")?) {
+                Ok(Params::Share(share)) => Some(share),
+                _ => None,
+            });
+        let said = shares.last();
+        let amounts = capacity(spec).filter_map(|(name, quantity)| Some((name, quantity?)));
+        let asked = params::asked(said.as_ref().map_or(Said::Nowhere, Said::ByClaim), amounts);
+        asked.ok().or(said).unwrap_or_default()
     }
 
     /// The pool of our first result: the name of the node that was meant.
@@ -235,24 +334,10 @@ pub fn classes(objects: &[Document]) -> Result<Option<KnownClasses>, Usage> {
     Ok((!classes.is_empty()).then(|| KnownClasses::of(&classes)))
 }
 
-fn one(request: String, spec: &Value) -> RequestedDevices {
-    let count = match word(spec, "allocationMode") {
-        "All" => "All".to_owned(),
-        _ => spec.get("count").and_then(Value::as_u64).unwrap_or(1).to_string(),
-    };
-    let selectors =
-        array(spec, "/selectors").iter().filter_map(|selector| selector.pointer("/cel/expression")?.as_str());
-    let capacity = spec.pointer("/capacity/requests").and_then(Value::as_object).into_iter().flatten();
-    RequestedDevices {
-        request,
-        device_class: word(spec, "deviceClassName").to_owned(),
-        count,
-        selectors: selectors.map(|cel| cel.trim().to_owned()).collect(),
-        capacity: capacity
-            .map(|(name, quantity)| format!("{name}={}", quantity.as_str().unwrap_or("?")))
-            .collect(),
-        admin_access: spec.get("adminAccess") == Some(&Value::Bool(true)),
-    }
+/// Names of the request's capacities, with their quantities where they are texts.
+fn capacity(spec: &Value) -> impl Iterator<Item = (&str, Option<&str>)> {
+    let requests = spec.pointer("/capacity/requests").and_then(Value::as_object).into_iter().flatten();
+    requests.map(|(name, quantity)| (name.as_str(), quantity.as_str()))
 }
 
 fn array<'a>(value: &'a Value, path: &str) -> &'a [Value] {
@@ -367,5 +452,45 @@ mod tests {
         assert_eq!(seen, [("gpu", "2"), ("any/mig", "1"), ("any/all", "All")]);
         assert_eq!(asked[0].selectors, ["device.driver == 'x'"]);
         assert_eq!(asked[0].capacity, ["memory=10Gi"]);
+    }
+
+    #[test]
+    fn each_request_is_told_with_the_access_that_its_own_parameters_ask_for() {
+        let share = |requests: Value, mut fields: Value| {
+            fields["apiVersion"] = json!("tranche.dev/v1alpha1");
+            fields["kind"] = json!("GpuShare");
+            json!({"requests": requests, "opaque": {"driver": DRIVER, "parameters": fields}})
+        };
+        let shared = json!({"deviceClassName": SHARED_CLASS});
+        let part = json!({"requests": {"memory": "2Gi"}});
+        let object = json!({"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": {"devices": {
+        "requests": [
+            {"name": "share", "exactly": shared}, {"name": "mig", "exactly": shared}, {"name": "whole", "exactly": shared},
+            {"name": "amount", "exactly": {"deviceClassName": SHARED_CLASS, "capacity": part}},
+            {"name": "part", "exactly": {"deviceClassName": WHOLE_CLASS, "capacity": part}},
+            {"name": "sized", "exactly": {"deviceClassName": MIG_CLASS, "capacity": part}},
+            {"name": "own", "exactly": {"deviceClassName": "team"}},
+            {"name": "look", "exactly": {"deviceClassName": WHOLE_CLASS, "adminAccess": true}}],
+        "config": [
+            share(json!([]), json!({"memory": "1Gi"})),
+            share(json!(["mig"]), json!({"memory": "1Gi", "minimumIsolation": "mig"})),
+            share(json!(["whole"]), json!({"fraction": "1", "minimumIsolation": "mig"})),
+            share(json!(["amount"]), json!({"minimumIsolation": "mig"}))]}}});
+        let asked = Manifest::new(document(object)).unwrap().asked();
+        let seen: Vec<_> =
+            asked.iter().map(|one| format!("{}: {}", one.request, one.access.as_str())).collect();
+        assert_eq!(
+            seen,
+            [
+                "share: Share",
+                "mig: MIG",
+                "whole: Exclusive",
+                "amount: MIG",
+                "part: Share",
+                "sized: Exclusive",
+                "own: By its class",
+                "look: Admin"
+            ]
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::report::{Cdi, Given, Offer, Planned, Report, Step, Verdict};
+use super::report::{Cdi, Given, Offer, Planned, Report, Step, Verdict, is_made};
 use super::site::Site;
 use super::{DriverArgs, driver, why};
 use crate::cli::Usage;
@@ -13,7 +13,7 @@ use crate::inventory::Inventory;
 use crate::ledger::{self, HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::error_chain;
-use crate::model::gpu::{Device, Gpu, NodeGpus};
+use crate::model::gpu::{Device, Gpu, MigMode, NodeGpus};
 use crate::model::names::{BootId, PoolName};
 use crate::node::executor::ExecuteError;
 use crate::node::preparer::PrepareError;
@@ -217,24 +217,39 @@ fn given(claim: &AllocatedClaim, result: &Allocated) -> Given {
 
 fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> Verdict {
     notes.extend(manifest.problems());
+    let requests = manifest.asked();
     let offers = match found(&site.inventory) {
         Ok(gpus) => {
             notes.extend(only_whole(&site.offered));
-            offers(gpus, site)
+            let made = is_made(&requests);
+            let of_schedulers = gpus.gpus.iter().filter_map(|gpu| Some((gpu, schedulers(gpu, site)?)));
+            notes.extend(of_schedulers.filter(|_| made).map(|(gpu, intent)| {
+                let (device, claim) = (Device::Parent(gpu).name(), &intent.claim);
+                format!(
+                    "The controller leaves {device} alone: kube-scheduler has given claim {}/{} a MIG device of it.",
+                    claim.namespace, claim.name
+                )
+            }));
+            offers(gpus, site, made)
         }
         Err(error) => {
             notes.push(error_chain(&error));
             Vec::new()
         }
     };
-    Verdict::NotAllocated { requests: manifest.asked(), offers }
+    Verdict::NotAllocated { requests, offers }
 }
 
-/// The node's devices by type, product and profile, with those that no claim holds.
-fn offers(gpus: &NodeGpus, site: &Site) -> Vec<Offer> {
+/// The node's devices by type, product and profile, with those that no claim holds. `made`: only what the controller can
+/// have made.
+fn offers(gpus: &NodeGpus, site: &Site, made: bool) -> Vec<Offer> {
     let mut by_type = BTreeMap::<_, Offer>::new();
-    // No request asks for a board that is carved.
-    let asked_for = |device: &Device<'_>| !matches!(device, Device::Parent(_));
+    let asked_for = |device: &Device<'_>| match device {
+        // No request asks for a board that is cut.
+        Device::Parent(_) => false,
+        Device::Place { .. } => true,
+        Device::Whole(_) | Device::Mig { .. } => !made,
+    };
     for device in gpus.gpus.iter().flat_map(Gpu::devices).filter(asked_for) {
         let (kind, product, profile) = (kind(&device), device.gpu().product_name.clone(), profile(&device));
         let shares = OfferCells::of(&device, &site.offered);
@@ -248,14 +263,30 @@ fn offers(gpus: &NodeGpus, site: &Site) -> Vec<Offer> {
             free: Vec::new(),
         });
         offer.devices.push(device.name());
-        if !is_held(&device, site) {
+        if !is_held(&device, site) && !(made && schedulers(device.gpu(), site).is_some()) {
             offer.free.push(device.name());
         }
     }
     by_type.into_values().collect()
 }
 
+/// The claim by which kube-scheduler has a MIG device of the board that was made for it: the controller leaves the board
+/// alone.
+fn schedulers<'a>(gpu: &Gpu, site: &'a Site) -> Option<&'a Intent> {
+    let intents = site.held.iter().map(|holder| &holder.intent);
+    let mut made = intents.filter(|intent| intent.places().any(|(board, _)| *board == gpu.uuid));
+    made.find(|intent| {
+        intent.devices.iter().any(|held| held.gpu == gpu.uuid && held.placer == Placer::Scheduler)
+    })
+}
+
 fn is_held(device: &Device<'_>, site: &Site) -> bool {
+    if let (Device::Place { place, .. }, MigMode::OnDemand(cut)) = (device, &device.gpu().mig) {
+        let own = place.place.placement;
+        if cut.foreign.iter().any(|other| other.placement.overlaps(own)) {
+            return true;
+        }
+    }
     if site.held.iter().any(|holder| prepare::is_carved_over(&holder.intent, device)) {
         return true;
     }

@@ -4,11 +4,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::inspect::OfferCells;
-use crate::cli::manifest::RequestedDevices;
+use crate::cli::manifest::{RequestedAccess, RequestedDevices, placer_of};
 use crate::cli::table::{listed, or_none, render};
 use crate::model::claim::ClaimRef;
-use crate::model::names::{DeviceName, DeviceUuid, NodeName, SHARED_CLASS};
+use crate::model::names::{DeviceName, DeviceUuid, NodeName};
 use crate::select::Placer;
+
+/// Of a node where the controller has no MIG device made.
+const NONE_IS_CUT: &str = "No GPU of this node is set to be cut into MIG devices on demand (mig.onDemandGPUs), so none \
+                           can be made here.";
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -111,11 +115,18 @@ impl Report {
             }
             Verdict::NotAllocated { requests, offers } => {
                 parts.push(asked(requests));
-                parts.push(format!(
-                    "{} the devices once a pod uses the claim. This node has:\n",
-                    chooses(requests)
-                ));
-                parts.push(offered(offers));
+                let chooses = format!("{} the devices once a pod uses the claim.", chooses(requests));
+                match (is_made(requests), offers.is_empty()) {
+                    (true, true) => parts.push(format!("{chooses} {NONE_IS_CUT}\n")),
+                    (true, false) => {
+                        parts.push(format!("{chooses} GPUs of this node that are cut on demand have:\n"));
+                        parts.push(offered(offers));
+                    }
+                    (false, _) => {
+                        parts.push(format!("{chooses} This node has:\n"));
+                        parts.push(offered(offers));
+                    }
+                }
             }
         }
         let mut text = parts.join("\n");
@@ -205,29 +216,19 @@ fn chooses(requests: &[RequestedDevices]) -> &'static str {
     }
 }
 
-/// None: a class of an administrator's own, which is not known here.
-fn placer_of(class: &str) -> Option<Placer> {
-    match class {
-        SHARED_CLASS => Some(Placer::Controller),
-        "gpu.nvidia.com" | "mig.nvidia.com" => Some(Placer::Scheduler),
-        _ => None,
-    }
+/// The controller has all that the claim asks for made for it.
+pub fn is_made(requests: &[RequestedDevices]) -> bool {
+    !requests.is_empty() && requests.iter().all(|asked| asked.access == RequestedAccess::Mig)
 }
 
 fn asked(requests: &[RequestedDevices]) -> String {
-    let access = |asked: &RequestedDevices| match (asked.admin_access, placer_of(&asked.device_class)) {
-        (true, _) => "Admin",
-        (false, Some(Placer::Controller)) => "Share",
-        (false, Some(_)) => "Exclusive",
-        (false, None) => "By its class",
-    };
     let rows = requests.iter().map(|asked| {
         [
             asked.request.clone(),
             asked.device_class.clone(),
             asked.count.clone(),
             listed(&asked.capacity),
-            access(asked).to_owned(),
+            asked.access.as_str().to_owned(),
             listed(&asked.selectors),
         ]
     });
