@@ -78,8 +78,8 @@ pub struct NodeArgs {
     #[arg(long, env = "TRANCHE_NODE_LABELS", hide_env_values = true)]
     pub node_labels: Option<String>,
     /// GPUs whose MIG devices are made for the claims that get them and end with these, while the GPUs are in MIG mode,
-    /// separated by commas: all, minor numbers, UUIDs, or parts of a product's name. Needs Kubernetes 1.36 [default:
-    /// none].
+    /// separated by commas: all, minor numbers, UUIDs, or parts of a product's name. kube-scheduler places them from
+    /// Kubernetes 1.36 on, the controller from 1.34 on [default: none].
     #[arg(long, env = "TRANCHE_MIG_ON_DEMAND", hide_env_values = true)]
     pub mig_on_demand: Option<String>,
 }

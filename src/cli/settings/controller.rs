@@ -151,7 +151,7 @@ fn mode_of(text: &str) -> Result<Mode, String> {
     }
 }
 
-fn lease_time(text: &str) -> Result<Duration, String> {
+pub(super) fn lease_time(text: &str) -> Result<Duration, String> {
     let parsed = interval(text)?;
     match (LEASE_MIN..=LEASE_MAX).contains(&parsed) && parsed.subsec_nanos() == 0 {
         true => Ok(parsed),

@@ -1,8 +1,12 @@
-//! The defaults that help texts name are the ones that flags have.
+//! The defaults that help texts name are the ones that flags have, and the chart's schema takes no value that a flag
+//! refuses.
 
 use clap::{Arg, CommandFactory};
+use regex::Regex;
+use serde_json::Value;
 
-use super::{log_and_controller, log_and_mps, log_and_node, log_and_webhook};
+use super::controller::lease_time;
+use super::{interval, log_and_controller, log_and_mps, log_and_node, log_and_webhook};
 use crate::cli::{self, Cli, Command};
 
 /// Defaults that are no value which could be given: without the flag something else is done.
@@ -64,4 +68,53 @@ fn a_default_in_a_help_text_is_what_the_flag_has() {
         }
     }
     assert!(compared >= 60, "only {compared} defaults were found");
+}
+
+/// The values of the chart that are times, and the least and the most of each that is taken.
+const TIMES: [(&str, &str, &str); 8] = [
+    ("/watchdog/period", "100ms", "24h"),
+    ("/mps/keepWarm", "100ms", "24h"),
+    ("/controller/leaseDuration", "5s", "5m"),
+    ("/controller/holds/settle", "100ms", "24h"),
+    ("/controller/holds/keepWarm", "100ms", "24h"),
+    ("/controller/moves/rest", "100ms", "24h"),
+    ("/controller/patience/keep", "100ms", "24h"),
+    ("/controller/patience/time", "100ms", "24h"),
+];
+
+/// Times of one and of two units, around all bounds.
+fn times() -> Vec<String> {
+    let around = |bound: u32| bound.saturating_sub(1)..=bound + 1;
+    let bounds = [9, 60, 99, 100, 999, 1000, 1440, 9999, 10_000, 80_000, 86_400, 99_999, 86_400_000];
+    let numbers: Vec<u32> = (0..=400).chain(bounds.into_iter().flat_map(around)).collect();
+    let one = numbers.iter().flat_map(|number| ["ms", "s", "m", "h"].map(|unit| format!("{number}{unit}")));
+    let pairs = [("h", "m"), ("h", "s"), ("m", "s"), ("s", "ms"), ("m", "m")];
+    let two = pairs.into_iter().flat_map(|(first, second)| {
+        let more = |a: &u32| [0, 1, 30, 59, 60, 500].map(|b| format!("{a}{first}{b}{second}"));
+        numbers.iter().flat_map(more).collect::<Vec<_>>()
+    });
+    one.chain(two).chain(["", "60", "1.5s", "1d", "s"].map(str::to_owned)).collect()
+}
+
+#[test]
+fn the_charts_schema_takes_no_time_that_a_flag_refuses() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/tranche/values.schema.json");
+    let schema: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let times = times();
+    for (value, least, most) in TIMES {
+        let place = value.replace('/', "/properties/");
+        let own = schema.pointer(&place).unwrap_or_else(|| panic!("the schema has no {place}"));
+        let own =
+            own["$ref"].as_str().map_or(own, |path| schema.pointer(path.trim_start_matches('#')).unwrap());
+        let pattern = Regex::new(own["pattern"].as_str().unwrap()).unwrap();
+        let is_taken = |time: &str| match value {
+            "/controller/leaseDuration" => lease_time(time).is_ok(),
+            _ => interval(time).is_ok(),
+        };
+        let wrong = times.iter().filter(|time| pattern.is_match(time) && !is_taken(time));
+        assert_eq!(wrong.collect::<Vec<_>>(), [""; 0], "{value}");
+        for usual in [least, "5s", "60s", "90s", "1m", "1m30s", "5m", most] {
+            assert!(pattern.is_match(usual) && is_taken(usual), "{value}: {usual}");
+        }
+    }
 }
