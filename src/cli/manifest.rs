@@ -297,12 +297,12 @@ impl Manifest {
         };
         let configs = array(&self.object, "/spec/devices/config").iter().filter(is_meant);
         let of_ours = configs.filter(|config| config.pointer("/opaque/driver") == Some(&Value::from(DRIVER)));
-        let shares =
+        let mut shares =
             of_ours.filter_map(|config| match params::decode(config.pointer("/opaque/parameters")?) {
                 Ok(Params::Share(share)) => Some(share),
                 _ => None,
             });
-        let said = shares.last();
+        let said = shares.next_back();
         let amounts = capacity(spec).filter_map(|(name, quantity)| Some((name, quantity?)));
         let asked = params::asked(said.as_ref().map_or(Said::Nowhere, Said::ByClaim), amounts);
         asked.ok().or(said).unwrap_or_default()

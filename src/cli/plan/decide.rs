@@ -263,7 +263,8 @@ fn offers(gpus: &NodeGpus, site: &Site, made: bool) -> Vec<Offer> {
             free: Vec::new(),
         });
         offer.devices.push(device.name());
-        if !is_held(&device, site) && !(made && schedulers(device.gpu(), site).is_some()) {
+        let is_left_alone = made && schedulers(device.gpu(), site).is_some();
+        if !is_left_alone && !is_held(&device, site) {
             offer.free.push(device.name());
         }
     }
