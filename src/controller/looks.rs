@@ -11,6 +11,8 @@ use crate::controller::queue::UnitKey;
 const AT_ONCE_MAX: usize = 4;
 /// A unit is looked at again after so long, if something has changed.
 const EVERY: Duration = Duration::from_secs(1);
+/// Where units are left over, there is another round so much later: looks are no reason to be at work all the time.
+const LEFT_OVER: Duration = Duration::from_millis(200);
 /// A namespace for which nobody has looked for so long is as one for which nobody ever did.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
@@ -31,8 +33,8 @@ pub struct Looks {
     units: BTreeMap<UnitKey, Looked>,
     /// Of each namespace the last look for one of its units.
     namespaces: BTreeMap<String, Moment>,
-    /// Units may be looked at, for which there was no look left in this round.
-    others_wait: bool,
+    /// Units may be looked at, for which there was no look left in the last round: the next is due then.
+    left_over: Option<Moment>,
 }
 
 impl Looks {
@@ -66,9 +68,14 @@ impl Looks {
         (first, all.len() > AT_ONCE_MAX)
     }
 
-    /// Whether others wait for the next round; `also`: or did so before.
-    pub fn set_others_wait(&mut self, others_wait: bool, also: bool) {
-        self.others_wait = others_wait || (also && self.others_wait);
+    /// A round begins.
+    pub fn begin(&mut self) {
+        self.left_over = None;
+    }
+
+    /// Units are left over for the next round.
+    pub fn leave(&mut self, now: Moment) {
+        self.left_over = Some(now.saturating_add(LEFT_OVER));
     }
 
     /// So many nodes need not be looked at: the last look came to them, and found nothing there.
@@ -95,7 +102,7 @@ impl Looks {
             Some(again) => Some(again),
             None => (looked.known != present).then(|| looked.at + EVERY),
         });
-        if self.others_wait { Some(now) } else { again.filter(|due| *due > now).min() }
+        again.filter(|due| *due > now).chain(self.left_over).min()
     }
 }
 

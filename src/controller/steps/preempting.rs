@@ -75,8 +75,11 @@ impl Core {
             asker.filter(|_| self.purse.allowance(namespace).is_some())?;
             Some((&turn.key, namespace.as_str()))
         });
-        let (first, others_wait) = preempting.looks.first(due);
-        self.reserves.evictions.preempting.looks.set_others_wait(others_wait, false);
+        let (first, are_left) = preempting.looks.first(due);
+        self.reserves.evictions.preempting.looks.begin();
+        if are_left {
+            self.reserves.evictions.preempting.looks.leave(now);
+        }
         Tries(first)
     }
 

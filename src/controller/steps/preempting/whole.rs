@@ -65,8 +65,10 @@ impl Core {
         }
         waiting.sort_by(|a, b| (a.0, a.1, &a.2.key).cmp(&(b.0, b.1, &b.2.key)));
         let units = waiting.iter().map(|(.., one)| (&one.key, one.namespace.as_str()));
-        let (first, others_wait) = self.reserves.evictions.preempting.looks.first(units);
-        self.reserves.evictions.preempting.looks.set_others_wait(others_wait, true);
+        let (first, are_left) = self.reserves.evictions.preempting.looks.first(units);
+        if are_left {
+            self.reserves.evictions.preempting.looks.leave(now);
+        }
         for (.., one) in waiting.into_iter().filter(|(.., one)| first.contains(&one.key)) {
             self.look_for_whole(&one.uid, &one.need, now);
         }
