@@ -41,6 +41,8 @@ pub enum FaultLocation {
     Device(DeviceUuid),
     /// Memory slices of a board that is carved for claims: what is, or may be, made of them, and the board itself.
     Slices(DeviceUuid, Placement),
+    /// The same without the board itself: something is there, and beside it the board can be used.
+    Taken(DeviceUuid, Placement),
 }
 
 impl FaultLocation {
@@ -50,10 +52,11 @@ impl FaultLocation {
             (Self::Device(uuid), _) => uuid == device.uuid(),
             // MIG was turned off since: the fault is somewhere on the board.
             (Self::Slices(gpu, _), Device::Whole(board) | Device::Parent(board)) => *gpu == board.uuid,
-            (Self::Slices(gpu, at), Device::Mig { parent, mig }) => {
+            (Self::Taken(..), Device::Whole(_) | Device::Parent(_)) => false,
+            (Self::Slices(gpu, at) | Self::Taken(gpu, at), Device::Mig { parent, mig }) => {
                 *gpu == parent.uuid && at.overlaps(mig.placement)
             }
-            (Self::Slices(gpu, at), Device::Place { parent, place }) => {
+            (Self::Slices(gpu, at) | Self::Taken(gpu, at), Device::Place { parent, place }) => {
                 *gpu == parent.uuid && at.overlaps(place.place.placement)
             }
             // MIG was turned off since: the fault is somewhere on the board.
@@ -82,6 +85,8 @@ pub enum FaultKind {
     Withheld,
     /// The last try to make the MIG device failed, not long ago.
     NotMade,
+    /// A MIG device that was made here for a claim could not be ended after the claim, and is there still.
+    NotEnded,
 }
 
 /// What a fault means for pods.
@@ -108,8 +113,17 @@ impl FaultEffect {
 }
 
 impl FaultKind {
-    pub const WORDS: [&'static str; 8] =
-        ["worn", "xid", "gpu-lost", "unreachable", "mps-daemon-down", "shm-full", "withheld", "mig-not-made"];
+    pub const WORDS: [&'static str; 9] = [
+        "worn",
+        "xid",
+        "gpu-lost",
+        "unreachable",
+        "mps-daemon-down",
+        "shm-full",
+        "withheld",
+        "mig-not-made",
+        "mig-not-ended",
+    ];
 
     /// A short word for taints and metrics; one of [`Self::WORDS`].
     pub fn word(self) -> &'static str {
@@ -125,12 +139,13 @@ impl FaultKind {
             Self::ShmFull => "shm-full",
             Self::Withheld => "withheld",
             Self::NotMade => "mig-not-made",
+            Self::NotEnded => "mig-not-ended",
         }
     }
 
     /// True if the device does not work as it should.
     pub fn is_malfunction(self) -> bool {
-        !matches!(self, Self::Withheld | Self::NotMade)
+        !matches!(self, Self::Withheld | Self::NotMade | Self::NotEnded)
     }
 
     pub fn effect(self) -> FaultEffect {
@@ -141,9 +156,12 @@ impl FaultKind {
                 Class::Lost => FaultEffect::NoPods,
             },
             Self::Lost => FaultEffect::NoPods,
-            Self::Unreachable | Self::MpsDaemonDown | Self::ShmFull | Self::Withheld | Self::NotMade => {
-                FaultEffect::NoNewPods
-            }
+            Self::Unreachable
+            | Self::MpsDaemonDown
+            | Self::ShmFull
+            | Self::Withheld
+            | Self::NotMade
+            | Self::NotEnded => FaultEffect::NoNewPods,
         }
     }
 }
@@ -261,9 +279,10 @@ impl DeviceFaults {
         let (class, meaning) = xid(event.code);
         let mut next = self.clone();
         let of_board = |location: &FaultLocation| match location {
-            FaultLocation::Board(gpu) | FaultLocation::Instance(gpu, _) | FaultLocation::Slices(gpu, _) => {
-                *gpu == event.gpu
-            }
+            FaultLocation::Board(gpu)
+            | FaultLocation::Instance(gpu, _)
+            | FaultLocation::Slices(gpu, _)
+            | FaultLocation::Taken(gpu, _) => *gpu == event.gpu,
             FaultLocation::Device(_) => false,
         };
         let known =
@@ -287,8 +306,9 @@ impl DeviceFaults {
     /// Replaces the faults from earlier looks and MPS daemon states by those of `now`.
     pub fn with_facts(&self, inventory: &Inventory, down: &[DaemonsDown], now: u64) -> Self {
         // The others are no matter of looks and daemons.
-        let apart =
-            |kind: FaultKind| matches!(kind, FaultKind::Xid(_) | FaultKind::Withheld | FaultKind::NotMade);
+        let apart = |kind: FaultKind| {
+            matches!(kind, FaultKind::Xid(_) | FaultKind::Withheld | FaultKind::NotMade | FaultKind::NotEnded)
+        };
         let kept = self.iter().filter(|fault| apart(fault.kind)).cloned().collect();
         let mut next = Self::from_faults(kept);
         for (gpu, kind, reason) in unhealthy_gpus(inventory) {
@@ -337,6 +357,11 @@ impl DeviceFaults {
     /// Replaces the MIG devices that could not be made lately; each has its reason as text.
     pub fn with_unmade(&self, unmade: &BTreeMap<FaultLocation, String>, now: u64) -> Self {
         self.with_all(FaultKind::NotMade, unmade, now)
+    }
+
+    /// Replaces the MIG devices that claims left and that could not be ended; each has its reason as text.
+    pub fn with_unended(&self, unended: &BTreeMap<FaultLocation, String>, now: u64) -> Self {
+        self.with_all(FaultKind::NotEnded, unended, now)
     }
 
     /// Replaces the faults of a kind.
@@ -605,6 +630,8 @@ mod tests {
             FaultKind::MpsDaemonDown,
             FaultKind::ShmFull,
             FaultKind::Withheld,
+            FaultKind::NotMade,
+            FaultKind::NotEnded,
         ]) {
             assert!(FaultKind::WORDS.contains(&kind.word()), "{kind:?}");
         }

@@ -1,4 +1,5 @@
-//! The way to MIG instances, and which of them could not be made lately: nobody new is to be sent there for a while.
+//! The way to MIG instances, which of them could not be made lately, and which could not be ended: nobody new is to be sent
+//! there for a while.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::inventory::FaultLocation;
+use crate::ledger::RecordKey;
 use crate::model::error_chain;
 use crate::model::mig::{GpuInstance, MadeMig, MigPlace};
 use crate::model::names::{ClaimUid, DeviceUuid};
@@ -26,8 +28,16 @@ pub struct Carver {
     failed: AtomicU64,
 }
 
-/// Where MIG devices could not be made lately.
-pub type Failures = BTreeMap<(DeviceUuid, MigPlace), Failure>;
+/// Where MIG devices could not be made lately, and where they could not be ended.
+#[derive(Debug, Default)]
+pub struct Failures {
+    unmade: BTreeMap<(DeviceUuid, MigPlace), Failure>,
+    /// Of records that are released; no more than these have.
+    unended: BTreeMap<Unended, String>,
+}
+
+/// A MIG instance that could not be ended: the record that it was made for, and where it is.
+pub type Unended = (RecordKey, DeviceUuid, MigPlace);
 
 /// The last try at a place.
 #[derive(Debug, Clone)]
@@ -50,14 +60,43 @@ impl Carver {
         self.instances.instances(gpu)
     }
 
-    /// As [`MigInstances::end`].
+    /// As [`MigInstances::end`], of what was made for a record.
     pub fn end(
         &self,
+        key: &RecordKey,
         gpu: &DeviceUuid,
         place: MigPlace,
         made: Option<&DeviceUuid>,
     ) -> Result<bool, MigError> {
-        self.instances.end(gpu, place, made)
+        let ended = self.instances.end(gpu, place, made);
+        let at = (key.clone(), gpu.clone(), place);
+        let words = match &ended {
+            Ok(_) | Err(MigError::Off { .. }) => None,
+            Err(error) => Some(why_not_ended(error)),
+        };
+        self.failures.send_if_modified(|all| {
+            let before = match words.clone() {
+                Some(words) => all.unended.insert(at, words),
+                None => all.unended.remove(&at),
+            };
+            before != words
+        });
+        ended
+    }
+
+    /// Where MIG devices could not be ended, and why. Other processes of ours may have ended them since, and whoever looks
+    /// tells with [`Self::forget_unended`].
+    pub fn unended(&self) -> BTreeMap<Unended, String> {
+        self.failures.borrow().unended.clone()
+    }
+
+    /// Forgets what is ended.
+    pub fn forget_unended(&self, ended: &[Unended]) {
+        self.failures.send_if_modified(|all| {
+            let before = all.unended.len();
+            all.unended.retain(|one, _| !ended.contains(one));
+            all.unended.len() != before
+        });
     }
 
     /// As [`MigInstances::make`], for a claim.
@@ -65,7 +104,7 @@ impl Carver {
         let made = self.instances.make(gpu, place);
         let at = (gpu.clone(), place);
         match &made {
-            Ok(_) => _ = self.failures.send_if_modified(|all| all.remove(&at).is_some()),
+            Ok(_) => _ = self.failures.send_if_modified(|all| all.unmade.remove(&at).is_some()),
             // A board that is not in MIG mode is no fault of a place on it: the next look tells.
             Err(MigError::Off { .. }) => {}
             Err(error) => {
@@ -78,6 +117,7 @@ impl Carver {
 
     fn note(&self, at: (DeviceUuid, MigPlace), claim: &ClaimUid, words: String) {
         self.failures.send_modify(|all| {
+            let all = &mut all.unmade;
             let before = all.get(&at);
             let told =
                 before.is_some_and(|before| before.told && before.claim == *claim && before.words == words);
@@ -92,18 +132,18 @@ impl Carver {
     pub fn unmade(&self) -> BTreeMap<FaultLocation, String> {
         let fresh = |failure: &Failure| failure.at.elapsed() < self.avoided;
         self.failures.send_if_modified(|all| {
-            let before = all.len();
-            all.retain(|_, failure| fresh(failure));
-            all.len() != before
+            let before = all.unmade.len();
+            all.unmade.retain(|_, failure| fresh(failure));
+            all.unmade.len() != before
         });
         let told = |((gpu, place), failure): (&(DeviceUuid, MigPlace), &Failure)| {
             let words = format!("this MIG device could not be made: {}", failure.words);
             (FaultLocation::Device(place.stands_for(gpu)), words)
         };
-        self.failures.borrow().iter().map(told).collect()
+        self.failures.borrow().unmade.iter().map(told).collect()
     }
 
-    /// Changes of what [`Self::unmade`] says.
+    /// Changes of what [`Self::unmade`] and [`Self::unended`] say.
     pub fn changes(&self) -> watch::Receiver<Failures> {
         self.failures.subscribe()
     }
@@ -112,7 +152,8 @@ impl Carver {
     pub fn untold(&self, claim: &ClaimUid) -> Option<String> {
         let mut words = None;
         self.failures.send_if_modified(|all| {
-            for failure in all.values_mut().filter(|failure| failure.claim == *claim && !failure.told) {
+            for failure in all.unmade.values_mut().filter(|failure| failure.claim == *claim && !failure.told)
+            {
                 failure.told = true;
                 words = Some(failure.words.clone());
             }
@@ -125,6 +166,16 @@ impl Carver {
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
+}
+
+fn why_not_ended(error: &MigError) -> String {
+    let advice = match error {
+        MigError::InUse { .. } => {
+            " (what holds it may be a tool on the host that watches or profiles GPUs, nvidia-smi or DCGM, say: end it)"
+        }
+        _ => "",
+    };
+    format!("{}{advice}. That is tried again every minute", error_chain(error))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! number. Whatever else is on a board is somebody else's and stays as it is.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use super::discovery::CarvedPlaces;
 use super::executor::{ExecuteError, Executor, StepError, step_error, stuck};
 use super::holders::ReleaseCause;
 use super::lanes::Held;
-use crate::inventory::{Claimed, ClaimedPart};
-use crate::ledger::{HeldDevice, HoldMode, Intent, Mark, Phase, Record, Step};
+use crate::inventory::{Claimed, ClaimedPart, FaultLocation};
+use crate::ledger::{HeldDevice, HoldMode, Intent, Mark, Phase, Record, RecordKey, Step};
 use crate::model::claim::AllocatedClaim;
 use crate::model::error_chain;
 use crate::model::gpu::{MigMode, NodeGpus, Placement};
 use crate::model::mig::{MadeMig, MigPlace};
-use crate::model::names::DeviceUuid;
+use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::selector::GpuSelector;
 use crate::nvml::MigError;
 use crate::prepare::{Plan, Refusal};
@@ -159,6 +159,34 @@ impl Executor {
         })
     }
 
+    /// Where MIG devices could not be ended after their claims, and why. As long as their records are there, nothing else is
+    /// made over them.
+    pub(super) fn unended(&self) -> BTreeMap<FaultLocation, String> {
+        let (mut found, mut ended) = (BTreeMap::new(), Vec::new());
+        for (one, words) in self.mig.unended() {
+            let (key, gpu, place) = &one;
+            let record =
+                self.store.get(key).filter(|record| record.intent.places().any(|at| at == (gpu, *place)));
+            let Some(record) = record else {
+                ended.push(one);
+                continue;
+            };
+            let words = format!(
+                "the MIG device that was made here for claim {} could not be ended: {words}",
+                record.intent.claim
+            );
+            found.insert(FaultLocation::Taken(gpu.clone(), place.placement), words);
+        }
+        self.mig.forget_unended(&ended);
+        found
+    }
+
+    /// Why a MIG device that was made for a claim could not be ended.
+    pub(super) fn unended_of(&self, claim: &ClaimUid) -> Option<String> {
+        let is_of = |key: &RecordKey| self.store.get(key).is_some_and(|one| one.intent.claim.uid == *claim);
+        self.mig.unended().into_iter().find(|((key, ..), _)| is_of(key)).map(|(_, words)| words)
+    }
+
     /// Prepares a claim whose MIG instances are yet to be made.
     pub(super) fn make(
         &self,
@@ -247,11 +275,12 @@ impl Executor {
     /// Ends what was made at a place, if it still is there.
     pub(super) fn end_mig(
         &self,
+        key: &RecordKey,
         gpu: &DeviceUuid,
         place: MigPlace,
         made: Option<&MadeMig>,
     ) -> Result<(), StepError> {
-        match self.mig.end(gpu, place, made.map(|made| &made.uuid)) {
+        match self.mig.end(key, gpu, place, made.map(|made| &made.uuid)) {
             // Nothing is there.
             Ok(_) | Err(MigError::Off { .. }) => Ok(()),
             Err(error) => Err(error.into()),

@@ -195,7 +195,7 @@ impl FaultWatcher {
         let mut ledger = self.sources.executor.store.changes();
         let mut withheld = self.sources.executor.holders.withheld();
         withheld.mark_changed();
-        let mut unmade = self.sources.executor.mig.changes();
+        let mut carved = self.sources.executor.mig.changes();
         let (mut last, mut next) = (Instant::now(), Instant::now());
         let mut looking: Option<JoinHandle<Observation>> = None;
         inventory.mark_changed();
@@ -213,7 +213,7 @@ impl FaultWatcher {
                 }
                 // The sender is the executor's, which is ours too.
                 Ok(()) = withheld.changed() => self.take_withheld(&withheld.borrow_and_update()),
-                Ok(()) = unmade.changed() => self.set(self.known.with_unmade(&self.sources.executor.mig.unmade(), now())),
+                Ok(()) = carved.changed() => self.set(self.with_carving(&self.known)),
                 // Not at once: many claims come together.
                 Ok(()) = ledger.changed() => next = next.min(last + self.sources.every),
                 () = sleep_until(next), if looking.is_none() => {
@@ -252,7 +252,13 @@ impl FaultWatcher {
         let facts = self.known.with_facts(inventory, &self.daemons.dead_devices(), now());
         let facts = facts.with_full_shm(&self.known, &self.daemons.full, now());
         let facts = facts.with_withheld(&self.withheld, now());
-        self.set(facts.with_unmade(&self.sources.executor.mig.unmade(), now()));
+        self.set(self.with_carving(&facts));
+    }
+
+    /// With the MIG devices that could not be made lately, and those that could not be ended.
+    fn with_carving(&self, faults: &DeviceFaults) -> DeviceFaults {
+        let executor = &self.sources.executor;
+        faults.with_unmade(&executor.mig.unmade(), now()).with_unended(&executor.unended(), now())
     }
 
     /// A share whose claim was taken away keeps new pods off its whole board: what it holds the API server counts as free,

@@ -258,7 +258,10 @@ impl Executor {
         match refusal {
             Refusal::InUse { device, holder } => match self.holders.withheld_by(&holder.uid, &device) {
                 Some(withheld) => Refusal::Withheld { device, holder, by: withheld.holders() },
-                None => Refusal::InUse { device, holder },
+                None => match self.unended_of(&holder.uid) {
+                    Some(why) => Refusal::NotEnded { device, holder, why },
+                    None => Refusal::InUse { device, holder },
+                },
             },
             Refusal::OtherPlacer { device, holder, placer } => {
                 match self.holders.withheld_by(&holder.uid, &device) {
@@ -523,7 +526,7 @@ impl Executor {
             }
             // No instance outlives a boot.
             Step::MakeMig { .. } if !same_boot => Ok(()),
-            Step::MakeMig { gpu, place, made } => self.end_mig(gpu, *place, made.as_ref()),
+            Step::MakeMig { gpu, place, made } => self.end_mig(key, gpu, *place, made.as_ref()),
             // The driver was loaded anew since: its default is in force.
             Step::TimeSlice { .. } if !same_boot => Ok(()),
             Step::TimeSlice { gpu, .. } => {

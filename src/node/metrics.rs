@@ -246,7 +246,7 @@ impl NodeMetrics {
         registry.register("devices", "Devices of this node, by type and health", self.devices.clone());
         registry.register(
             "ailments",
-            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), and GPUs that processes hold without a claim (withheld), by kind",
+            "What is wrong with this node's GPUs (worn, xid, gpu-lost, unreachable, mps-daemon-down, shm-full), GPUs that processes hold without a claim (withheld), and MIG devices that could not be made or ended (mig-not-made, mig-not-ended), by kind",
             self.device_faults.clone(),
         );
         registry.register(

@@ -72,6 +72,11 @@ pub enum Refusal {
          or was taken away, but its share is held: {by}. Once these processes have ended kubelet tries again"
     )]
     WithheldShare { device: DeviceName, holder: ClaimRef, by: String },
+    #[error(
+        "device {device} is not free yet: the MIG device that was made for claim {holder} could not be ended: {why}. Once \
+         it is ended, kubelet's next attempt succeeds; or delete the pod, and a new one gets another device"
+    )]
+    NotEnded { device: DeviceName, holder: ClaimRef, why: String },
     #[error("device {device} was given as a share, but it is not shareable: {reason}")]
     NotShareable { device: DeviceName, reason: NotShareable },
     #[error("the share of device {device}")]
@@ -165,6 +170,7 @@ impl Refusal {
             Self::InUse { .. }
             | Self::Withheld { .. }
             | Self::WithheldShare { .. }
+            | Self::NotEnded { .. }
             | Self::OtherPlacer { .. } => true,
             Self::Share { source, .. } => source.is_for_want_of_room(),
             _ => false,

@@ -11,7 +11,7 @@ pub const MIG_PARENT: &str = "mig-parent";
 pub const MIG_PROFILE: &str = "migProfile";
 /// The attribute with instances that were made for no claim.
 pub const MIG_INSTANCES: &str = "migInstances";
-/// The attribute with places at which an instance could not be made lately.
+/// The attribute with places at which an instance could not be ended, or could not be made lately.
 pub const MIG_AVOIDED: &str = "migAvoided";
 
 /// Instances in one text, and placements in another: no board has more.
@@ -23,7 +23,7 @@ pub struct MigBoard {
     /// By id. Of each: name, compute slices, how many fit, memory, multiprocessors, placements of one size.
     pub profiles: Vec<MigProfile>,
     pub foreign: Vec<MigPlace>,
-    /// Where an instance could not be made lately: nothing is there.
+    /// Where an instance could not be ended, or could not be made lately.
     pub avoided: Vec<MigPlace>,
 }
 
@@ -36,7 +36,7 @@ impl MigBoard {
         Self { profiles, foreign: foreign.to_vec(), avoided: Vec::new() }
     }
 
-    /// The same, with places at which an instance could not be made lately.
+    /// The same, with places that are to be avoided.
     #[must_use]
     pub fn avoiding(self, avoided: Vec<MigPlace>) -> Self {
         Self { avoided, ..self }

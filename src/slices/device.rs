@@ -270,15 +270,41 @@ pub(super) fn cut_of(gpu: &Gpu) -> Option<Vec<(String, String)>> {
     cut_avoiding(gpu, Vec::new())
 }
 
-/// Places at which a MIG device could not be made lately: our controller sees the board alone, and goes around them.
+/// Places at which no MIG device can be made for now: our controller sees the board alone, and goes around them. First where
+/// one could not be ended, then where one could not be made lately.
 fn avoided(gpu: &Gpu, taints: &Taints) -> Vec<MigPlace> {
     let MigMode::OnDemand(cut) = &gpu.mig else { return Vec::new() };
-    let is_avoided = |place: &&PossibleMig| {
-        let found = taints.get(&place.device_name(gpu.minor));
-        found.into_iter().flatten().any(|one| one.key == taint::key_of(FaultKind::NotMade))
+    let tainted = |kind: FaultKind| {
+        let key = taint::key_of(kind);
+        let of = move |place: &PossibleMig| taints.get(&place.device_name(gpu.minor));
+        let is = move |place: &&PossibleMig| of(place).into_iter().flatten().any(|one| one.key == key);
+        cut.places.iter().filter(is).map(|one| one.place)
     };
-    let places = cut.places.iter().filter(is_avoided).map(|one| one.place);
-    places.filter(|place| !cut.foreign.contains(place)).collect()
+    let mut avoided = smallest(tainted(FaultKind::NotEnded).collect());
+    for place in tainted(FaultKind::NotMade) {
+        if !avoided.contains(&place) {
+            avoided.push(place);
+        }
+    }
+    avoided.retain(|place| !cut.foreign.contains(place));
+    avoided
+}
+
+/// Those places that have no other of them within, each run of memory slices once. Whoever keeps clear of these keeps clear
+/// of all, and can still use what is beside them: the whole board as a place would leave nothing.
+fn smallest(places: Vec<MigPlace>) -> Vec<MigPlace> {
+    let mut found: Vec<MigPlace> = Vec::new();
+    for place in &places {
+        let at = place.placement;
+        let is_within = |other: &MigPlace| {
+            other.placement != at && at.start <= other.placement.start && other.placement.end() <= at.end()
+        };
+        let is_told = found.iter().any(|told| told.placement == at);
+        if !is_told && !places.iter().any(is_within) {
+            found.push(*place);
+        }
+    }
+    found
 }
 
 fn cut_avoiding(gpu: &Gpu, avoided: Vec<MigPlace>) -> Option<Vec<(String, String)>> {

@@ -210,6 +210,22 @@ fn what_is_wrong_with_a_board_taints_all_of_it_and_with_memory_slices_what_has_t
         board.attributes.as_ref().unwrap().get("migAvoided").and_then(|one| one.string.clone())
     };
     assert_eq!((told(&unmade).as_deref(), told(&DeviceFaults::default())), (Some("19:1@6"), None));
+    // What could not be ended keeps off what has its slices, and not the board.
+    let unended = |start, size| {
+        let taken = FaultLocation::Taken(uuid.clone(), Placement { start, size });
+        unmade.with_unended(&[(taken, "in use".to_owned())].into(), 1)
+    };
+    let taken: Vec<_> = expected[1..].iter().map(|name| format!("{name} gpu.nvidia.com/mig-not-")).collect();
+    let seen = tainted(&gpus, &unended(6, 1).with_unmade(&[].into(), 1));
+    assert!(
+        seen.len() == 5 && seen.iter().zip(&taken).all(|(seen, name)| *seen == format!("{name}ended=")),
+        "{seen:?}"
+    );
+    assert_eq!(told(&unended(6, 1)).as_deref(), Some("19:1@6"), "once");
+    assert_eq!(told(&unended(2, 2)).as_deref(), Some("19:1@2 19:1@3 19:1@6"));
+    assert_eq!(told(&unended(0, 8)).as_deref(), Some("19:1@0 19:1@1 19:1@2 19:1@3 19:1@4 19:1@5 19:1@6"));
+    let kept = unended(6, 1);
+    assert_eq!(kept.with_facts(&Inventory::Found(gpus.clone()), &[], 5), kept, "a look says nothing of it");
     let kept = unmade.with_facts(&Inventory::Found(gpus.clone()), &[], 5);
     assert_eq!(kept, unmade, "a look says nothing of it");
     assert_eq!(unmade.with_unmade(&[].into(), 2), DeviceFaults::default());

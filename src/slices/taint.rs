@@ -35,7 +35,8 @@ fn taint(fault: &DeviceFault) -> Option<Taint> {
         | FaultKind::MpsDaemonDown
         | FaultKind::ShmFull
         | FaultKind::Withheld
-        | FaultKind::NotMade => String::new(),
+        | FaultKind::NotMade
+        | FaultKind::NotEnded => String::new(),
     };
     Some(Taint { key: key_of(fault.kind), value, effect })
 }

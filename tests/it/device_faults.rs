@@ -119,6 +119,14 @@ impl TestNode {
         Some(device["taints"].as_array().into_iter().flatten().map(one).collect())
     }
 
+    /// The places that the controller goes around, as the board tells it.
+    fn avoided(&self) -> Option<String> {
+        let slices = self.api.list(SLICES);
+        let mut devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array()).flatten();
+        let board = devices.find(|device| device["name"] == "gpu-3")?;
+        board["attributes"]["migAvoided"]["string"].as_str().map(str::to_owned)
+    }
+
     async fn until_taints(&self, minor: u32, taints: &[&str]) {
         let there = |_: &MockApi| self.taints(minor).is_some_and(|found| found == taints);
         self.api.until(&format!("gpu-{minor} has the taints {taints:?}"), there).await;
@@ -481,5 +489,44 @@ async fn a_device_that_was_made_and_is_held_without_a_claim_keeps_pods_off_its_m
     run.plugin.sweep().await.unwrap();
     node.until_tainted(&[], "").await;
     assert_eq!(node.site.mig.all(), []);
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_device_that_somebody_on_the_host_holds_keeps_others_off_its_memory_slices_alone() {
+    let node = TestNode::of(Site::carved());
+    let run = node.start();
+    let first = Claim::new("first", &[PLACES[2]]).reserved_for(&[POD]);
+    node.site.api.put(&first);
+    run.plugin.prepared(&first, "before").await;
+    node.site.mig.be_held(true);
+    run.plugin.unprepare(&first).await.expect("kubelet may end the pod");
+    node.site.api.remove(&first);
+    let not_ended = "gpu.nvidia.com/mig-not-ended=:NoSchedule";
+    node.until_tainted(&[PLACES[2], PLACES[3]], not_ended).await;
+    node.api.until("the controller's word", |_| node.avoided().as_deref() == Some("19:1@2")).await;
+    assert_eq!(run.unhealthy_device(PLACES[2]), None, "nothing is wrong with it");
+    let words = run.device_faults.borrow().iter().map(|fault| fault.words.clone()).collect::<String>();
+    for part in ["claim team/first", "in use by a process", "DCGM", "tried again every minute"] {
+        assert!(words.contains(part), "{words}");
+    }
+    // Sent there before the taint was seen.
+    let second = Claim::new("second", &[PLACES[3]]);
+    node.site.api.put(&second);
+    run.plugin.refused(&second, &["team/first", "could not be ended", "in use by a process"]).await;
+    let beside = Claim::new("beside", &[PLACES[0]]);
+    node.site.api.put(&beside);
+    run.plugin.prepared(&beside, "beside it").await;
+    // The next process learns it from the ledger.
+    run.end().await;
+    let run = node.start();
+    assert_eq!(run.plugin.sweep().await.unwrap().failed, 1);
+    run.until("the same", |faults| !faults.is_empty()).await;
+    node.until_tainted(&[PLACES[2], PLACES[3]], not_ended).await;
+    node.site.mig.be_held(false);
+    run.plugin.sweep().await.unwrap();
+    node.until_tainted(&[], "").await;
+    node.api.until("nothing to be avoided", |_| node.avoided().is_none()).await;
+    run.plugin.prepared(&second, "once it is ended").await;
     run.end().await;
 }

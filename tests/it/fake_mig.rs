@@ -14,7 +14,7 @@ use crate::stop_at::{StopAt, Verb};
 
 /// Instances by board.
 #[derive(Default)]
-pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool, AtomicBool);
+pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool, AtomicBool, AtomicBool);
 
 impl MigBoards {
     /// What is on a board.
@@ -53,6 +53,11 @@ impl MigBoards {
     /// Creations fail, or do not any more.
     pub fn have_no_room(&self, none: bool) {
         self.2.store(none, Ordering::Relaxed);
+    }
+
+    /// Somebody on the host has a handle of each instance, or not any more.
+    pub fn be_held(&self, held: bool) {
+        self.3.store(held, Ordering::Relaxed);
     }
 
     /// Another device than ours would have.
@@ -109,6 +114,9 @@ impl MigInstances for FakeMig {
         };
         if found.devices.iter().any(|device| made.is_some_and(|made| *made != device.uuid)) {
             return Ok(false);
+        }
+        if self.boards.3.load(Ordering::Relaxed) {
+            return Err(MigError::InUse { gpu: gpu.clone(), place });
         }
         let half = || {
             self.boards.end(gpu, place);
