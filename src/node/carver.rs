@@ -1,13 +1,15 @@
 //! The way to MIG instances, which of them could not be made lately, and which could not be ended: nobody new is to be sent
-//! there for a while.
+//! there for a while. The former outlast the process ([`FailureFile`]); the latter are tried again at once by the next one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 
+use super::failure_file::{FailureFile, StoredFailure};
 use crate::inventory::FaultLocation;
 use crate::ledger::RecordKey;
 use crate::model::error_chain;
@@ -24,6 +26,7 @@ const MOST: usize = 256;
 pub struct Carver {
     instances: Arc<dyn MigInstances>,
     avoided: Duration,
+    file: FailureFile,
     failures: watch::Sender<Failures>,
     failed: AtomicU64,
 }
@@ -45,14 +48,19 @@ pub struct Failure {
     claim: ClaimUid,
     words: String,
     at: Instant,
+    /// The same for [`FailureFile`]: seconds since 1970.
+    clock: u64,
     /// The claim has an event of it.
     told: bool,
 }
 
 impl Carver {
-    /// `avoided`: [`AVOIDED`], shorter in tests.
-    pub fn new(instances: Arc<dyn MigInstances>, avoided: Duration) -> Self {
-        Self { instances, avoided, failures: watch::Sender::default(), failed: AtomicU64::new(0) }
+    /// `avoided`: [`AVOIDED`], shorter in tests. Reads the file; blocks for that.
+    pub fn new(instances: Arc<dyn MigInstances>, avoided: Duration, file: FailureFile) -> Self {
+        let read = file.read(now(), avoided, MOST);
+        let unmade = read.into_iter().filter_map(|(one, age)| remembered(one, age)).collect();
+        let failures = watch::Sender::new(Failures { unmade, ..Failures::default() });
+        Self { instances, avoided, file, failures, failed: AtomicU64::new(0) }
     }
 
     /// As [`MigInstances::instances`].
@@ -104,7 +112,11 @@ impl Carver {
         let made = self.instances.make(gpu, place);
         let at = (gpu.clone(), place);
         match &made {
-            Ok(_) => _ = self.failures.send_if_modified(|all| all.unmade.remove(&at).is_some()),
+            Ok(_) => {
+                if self.failures.send_if_modified(|all| all.unmade.remove(&at).is_some()) {
+                    self.record();
+                }
+            }
             // A board that is not in MIG mode is no fault of a place on it: the next look tells.
             Err(MigError::Off { .. }) => {}
             Err(error) => {
@@ -124,8 +136,21 @@ impl Carver {
             if all.len() >= MOST && before.is_none() {
                 all.pop_first();
             }
-            all.insert(at, Failure { claim: claim.clone(), words, at: Instant::now(), told });
+            let failure = Failure { claim: claim.clone(), words, at: Instant::now(), clock: now(), told };
+            all.insert(at, failure);
         });
+        self.record();
+    }
+
+    fn record(&self) {
+        let stored = |((gpu, place), one): (&(DeviceUuid, MigPlace), &Failure)| StoredFailure {
+            gpu: gpu.clone(),
+            place: *place,
+            claim: one.claim.clone(),
+            words: one.words.clone(),
+            at: one.clock,
+        };
+        self.file.write(|| self.failures.borrow().unmade.iter().map(stored).collect());
     }
 
     /// Where MIG devices could not be made lately, and why.
@@ -168,6 +193,18 @@ impl Carver {
     }
 }
 
+/// A failure that an earlier process saw so long ago. Whether its claim was told nobody knows: told twice is better than never.
+fn remembered(one: StoredFailure, age: Duration) -> Option<((DeviceUuid, MigPlace), Failure)> {
+    let StoredFailure { gpu, place, claim, words, at: clock } = one;
+    let failure = Failure { claim, words, at: Instant::now().checked_sub(age)?, clock, told: false };
+    Some(((gpu, place), failure))
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    u64::try_from(Timestamp::now().as_second()).unwrap_or(0)
+}
+
 fn why_not_ended(error: &MigError) -> String {
     let advice = match error {
         MigError::InUse { .. } => {
@@ -183,6 +220,8 @@ mod tests {
     use super::*;
     use crate::model::gpu::Placement;
     use crate::model::mig::MigProfile;
+    use crate::node::failure_file::FILE;
+    use crate::node::failure_file::tests::file;
 
     /// Makes what is asked, or says that the board is busy.
     struct Board(watch::Sender<bool>);
@@ -212,7 +251,8 @@ mod tests {
     #[test]
     fn a_place_is_avoided_until_a_device_is_made_there_and_told_of_once() {
         let board = watch::Sender::new(false);
-        let carver = Carver::new(Arc::new(Board(board.clone())), AVOIDED);
+        let dir = tempfile::tempdir().unwrap();
+        let carver = Carver::new(Arc::new(Board(board.clone())), AVOIDED, file(dir.path(), "a"));
         let gpu = DeviceUuid::new("GPU-1");
         for start in [0, 1, 0] {
             assert!(carver.make(&"c-1".into(), &gpu, at(start)).is_err());
@@ -235,8 +275,43 @@ mod tests {
 
     #[test]
     fn a_place_is_not_avoided_for_ever() {
-        let carver = Carver::new(Arc::new(Board(watch::Sender::new(false))), Duration::ZERO);
+        let dir = tempfile::tempdir().unwrap();
+        let board = Arc::new(Board(watch::Sender::new(false)));
+        let carver = Carver::new(board, Duration::ZERO, file(dir.path(), "a"));
         assert!(carver.make(&"c-1".into(), &"GPU-1".into(), at(0)).is_err());
         assert!(carver.unmade().is_empty());
+    }
+    #[test]
+    fn what_could_not_be_made_is_avoided_over_a_restart_and_not_over_a_boot() {
+        let (dir, board) = (tempfile::tempdir().unwrap(), watch::Sender::new(false));
+        let start = |boot: &str| Carver::new(Arc::new(Board(board.clone())), AVOIDED, file(dir.path(), boot));
+        let gpu = DeviceUuid::new("GPU-1");
+        let first = start("a");
+        for place in [0, 1] {
+            assert!(first.make(&"c-1".into(), &gpu, at(place)).is_err());
+        }
+        let unmade = first.unmade();
+        let second = start("a");
+        assert_eq!((second.unmade(), second.failed()), (unmade, 0));
+        assert!(second.untold(&"c-1".into()).is_some(), "told twice rather than never");
+        assert!(start("b").unmade().is_empty());
+        board.send_replace(true);
+        assert!(second.make(&"c-1".into(), &gpu, at(0)).is_ok());
+        let rest: Vec<_> = start("a").unmade().into_keys().collect();
+        assert_eq!(rest, [FaultLocation::Device("GPU-1-mig-19-1".into())]);
+        assert!(second.make(&"c-1".into(), &gpu, at(1)).is_ok());
+        assert!(!dir.path().join(FILE).exists(), "nothing is left to remember");
+    }
+
+    #[test]
+    fn no_more_failures_are_kept_than_a_node_has_places() {
+        let dir = tempfile::tempdir().unwrap();
+        let start =
+            || Carver::new(Arc::new(Board(watch::Sender::new(false))), AVOIDED, file(dir.path(), "a"));
+        let carver = start();
+        for place in 0..300 {
+            assert!(carver.make(&"c-1".into(), &"GPU-1".into(), at(place)).is_err());
+        }
+        assert_eq!((carver.unmade().len(), start().unmade().len()), (MOST, MOST));
     }
 }

@@ -24,6 +24,7 @@ mod daemons;
 pub mod device_faults;
 pub mod discovery;
 pub mod executor;
+pub mod failure_file;
 mod findings;
 pub mod health;
 pub mod holders;

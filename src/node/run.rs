@@ -18,6 +18,7 @@ use super::carving::{CarvedByClaims, carved_boards};
 use super::config::{NodeLabels, NodeSettings, Roots};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
+use super::failure_file::FailureFile;
 use super::holders::Holders;
 use super::labels::LabelKeeper;
 use super::lanes::Lanes;
@@ -171,6 +172,11 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
     let store = Store::open(paths.state_dir.join("ledger"), &lanes_dir, host.clone())?;
     let [applying, ready, releasing] = store.phases();
     info!(applying, ready, releasing, "ledger opened");
+    let mig = Carver::new(
+        Arc::new(MigCarver::new(settings.roots.driver.clone(), MigCarver::LIMIT)),
+        carver::AVOIDED,
+        FailureFile::new(host.clone(), paths.state_dir.clone(), boot.clone()),
+    );
     let executor = Executor {
         node: settings.node_name.clone(),
         pool: PoolName::Published(settings.node_name.clone()),
@@ -180,10 +186,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         host,
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
         daemons: Arc::new(Client::new(&paths.mps_dir)),
-        mig: Carver::new(
-            Arc::new(MigCarver::new(settings.roots.driver.clone(), MigCarver::LIMIT)),
-            carver::AVOIDED,
-        ),
+        mig,
         holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new)),
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),

@@ -443,6 +443,11 @@ async fn a_place_where_no_device_can_be_made_is_avoided_until_one_is() {
     node.until_tainted(&[PLACES[0]], "gpu.nvidia.com/mig-not-made=:NoSchedule").await;
     assert_eq!(run.unhealthy_device(PLACES[0]), None, "nothing is wrong with what is there");
     assert_eq!(run.plugin.preparer.executor.mig.failed(), 1);
+    // Over a restart too.
+    run.end().await;
+    let run = node.start();
+    run.until("what was remembered", |faults| !faults.is_empty()).await;
+    node.until_tainted(&[PLACES[0]], "gpu.nvidia.com/mig-not-made=:NoSchedule").await;
     node.site.mig.have_no_room(false);
     run.plugin.prepared(&claim, "there is room").await;
     node.until_tainted(&[], "").await;

@@ -32,6 +32,7 @@ use tranche::model::share::{MpsGroup, MpsLimits};
 use tranche::node::NodeMetrics;
 use tranche::node::carver::{self, Carver};
 use tranche::node::executor::Executor;
+use tranche::node::failure_file::FailureFile;
 use tranche::node::holders::Holders;
 use tranche::node::lanes::Lanes;
 use tranche::node::preparer::Preparer;
@@ -316,7 +317,7 @@ impl Site {
         let lists_root = dir.path().join("driver");
         let (api, mig) = Default::default();
         let site = Self { dir, api, gpus, mps, mig, lists_root, boots: AtomicU32::new(1) };
-        for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes"] {
+        for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes", "state"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
         let mut elf = vec![0; 64];
@@ -426,6 +427,7 @@ impl Site {
             mig: Carver::new(
                 Arc::new(FakeMig { boards: self.mig.clone(), host: host.clone() }),
                 carver::AVOIDED,
+                FailureFile::new(host.clone(), self.path("state"), self.boot()),
             ),
             holders: Holders::new(self.processes(), None),
             sharing: SharingPolicy::default(),
