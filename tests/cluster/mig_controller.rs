@@ -116,3 +116,40 @@ async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
     drop(undo);
     cluster.end().await;
 }
+
+/// A tool on the host has each MIG device open, and NVML ends none.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn the_place_of_a_device_that_cannot_be_ended_is_given_to_nobody_until_it_is() {
+    let test = "the_place_of_a_device_that_cannot_be_ended_is_given_to_nobody_until_it_is";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    let faults = AtEnd(&cluster, &["clear"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "first", json!({"memory": "9000Mi"})).await;
+    cluster.wait_ready("first").await;
+    let [(start, 19)] = made(&cluster)[..] else { panic!("{:?}", made(&cluster)) };
+    cluster.fake(NODE, &["fault", "nvmlGpuInstanceDestroy", "IN_USE"]);
+    cluster.delete("first").await;
+    let avoided = || async {
+        let devices = cluster.published(NODE).await;
+        let board = devices.into_iter().find(|device| device.name == format!("gpu-{BOARD}"))?;
+        Some(board.attributes?.get("migAvoided").and_then(|one| one.string.clone()))
+    };
+    let told = || async { (avoided().await?? == format!("19:1@{start}")).then_some(()) };
+    wait_until("the place to be avoided", PATIENCE, told).await;
+    ask_for(&cluster, "second", json!({"memory": "9000Mi"})).await;
+    cluster.wait_ready("second").await;
+    let starts: Vec<u64> = made(&cluster).into_iter().map(|(start, _)| start).collect();
+    assert!(starts.len() == 2 && starts.contains(&start), "{starts:?}");
+    cluster.fake(NODE, &["clear"]);
+    // The sweeper tries every minute.
+    wait_made(&cluster, "the first device to be ended", 1).await;
+    let free = || async { avoided().await?.is_none().then_some(()) };
+    wait_until("the place to be given again", PATIENCE, free).await;
+    cluster.delete("second").await;
+    wait_made(&cluster, "the board to be empty", 0).await;
+    drop(faults);
+    drop(undo);
+    cluster.end().await;
+}
