@@ -40,7 +40,9 @@ const MAX_DEVICES: u32 = 64;
 /// Why an instance was not made, found or ended.
 #[derive(Debug, Error)]
 pub enum MigError {
-    #[error("MIG is off on GPU {gpu}: switch it on (nvidia-smi -i {gpu} -mig 1) before it is carved")]
+    #[error(
+        "MIG is off on GPU {gpu}: switch it on (nvidia-smi -i {gpu} -mig 1) before MIG devices are made on it"
+    )]
     Off { gpu: DeviceUuid },
     #[error("GPU {gpu} has no MIG profile with id {id}; nvidia-smi mig -lgip lists those that it has", id = .place.profile_id)]
     NoProfile { gpu: DeviceUuid, place: MigPlace },
