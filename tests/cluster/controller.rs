@@ -3,6 +3,7 @@
 mod asks;
 mod books;
 mod consolidation;
+mod departments;
 mod explain;
 mod explained;
 mod fail_over;

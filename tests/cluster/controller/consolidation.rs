@@ -65,7 +65,7 @@ async fn fragmented(cluster: &TestCluster, mark: Value) -> String {
 }
 
 /// `tranche rebalance` with these arguments: its answer, what it says beside, and its exit code.
-fn rebalance(cluster: &TestCluster, more: &[&str]) -> (String, String, Option<i32>) {
+pub(super) fn rebalance(cluster: &TestCluster, more: &[&str]) -> (String, String, Option<i32>) {
     let kubeconfig = cluster.rig.run(&["kubeconfig"]).trim().to_owned();
     let given = ["rebalance", "-n", &cluster.namespace, "--kubeconfig", &kubeconfig];
     let mut command = Command::new(env!("CARGO_BIN_EXE_tranche"));
@@ -82,7 +82,7 @@ async fn is_moved(cluster: &TestCluster, small: &str) {
 }
 
 /// Nobody makes pods anew any more.
-async fn end(cluster: TestCluster) {
+pub(super) async fn end(cluster: TestCluster) {
     cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "replicasets", "--all"]);
     hollow::end(cluster).await;
 }

@@ -16,7 +16,7 @@ fn most() -> Value {
 }
 
 /// A PriorityClass that goes with the test.
-fn class(cluster: &TestCluster, name: &str, value: i32, policy: &str) -> String {
+pub(super) fn class(cluster: &TestCluster, name: &str, value: i32, policy: &str) -> String {
     let class = format!("{}-{name}", cluster.namespace);
     cluster.rig.on_end(&["kubectl", "delete", "priorityclass", &class, "--ignore-not-found"]);
     let (value, policy) = (format!("--value={value}"), format!("--preemption-policy={policy}"));
