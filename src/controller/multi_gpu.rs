@@ -26,19 +26,20 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
         }
     }
     // What one pod gets is set aside while the next is looked at.
-    let mut placements = Vec::with_capacity(asks.len());
-    let decision = asks.iter().enumerate().try_for_each(|(placed, ask)| {
+    let (mut placements, mut aside) = (Vec::with_capacity(asks.len()), 0);
+    let decision = asks.iter().try_for_each(|ask| {
         let taken = capacity.taken_gpus().filter(|gpu| capacity.has_one_daemon(gpu));
         let taken: BTreeMap<GpuRef, bool> = taken.map(|gpu| (gpu, false)).collect();
         let one = std::slice::from_ref(ask);
         let decision = capacity.decide_with(&taken, |index| allocate::decide(index, one, policy));
-        let gang = (placed, asks.len());
+        let gang = (aside, asks.len());
         let Decision { placements: places } = decision.map_err(|refused| Explanation { gang, ..refused })?;
         placements.extend(places.iter().cloned());
         capacity.set_aside(Aside { places, alone: true });
+        aside += 1;
         Ok(())
     });
-    placements.iter().for_each(|_| drop(capacity.lift()));
+    (0..aside).for_each(|_| drop(capacity.lift()));
     decision.map(|()| Decision { placements })
 }
 

@@ -68,13 +68,9 @@ impl Core {
             return Tries(BTreeSet::new());
         }
         let (preempting, epoch) = (&self.reserves.evictions.preempting, self.capacity.epoch());
-        let due = turns.iter().filter_map(|turn| {
-            let may = preempting.may_look(&turn.key, epoch, now);
-            let asker = if may { self.asker(turn).ok() } else { None };
-            let namespace = &self.view.pod(turn.pods.first()?)?.at.namespace;
-            asker.filter(|_| self.purse.allowance(namespace).is_some())?;
-            Some((&turn.key, namespace.as_str()))
-        });
+        let may = |turn: &&Turn| preempting.may_look(&turn.key, epoch, now) && self.asker(turn).is_ok();
+        let due = turns.iter().filter(may).filter_map(|turn| Some((&turn.key, self.namespace(turn)?)));
+        let due = due.filter(|(_, namespace)| self.purse.allowance(namespace).is_some());
         let (first, are_left) = preempting.looks.first(due);
         self.reserves.evictions.preempting.looks.begin();
         if are_left {
@@ -86,10 +82,10 @@ impl Core {
     /// A unit was refused: others end for it, or the scheduler sees to that. True: it has its place.
     pub(in crate::controller) fn preempt(&mut self, turn: &Turn, tries: &mut Tries, now: Moment) -> bool {
         let epoch = self.capacity.epoch();
-        let Ok(asker) = self.asker(turn) else { return false };
-        if !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now) || !tries.0.remove(&turn.key) {
+        if !tries.0.remove(&turn.key) || !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now) {
             return false;
         }
+        let Ok(asker) = self.asker(turn) else { return false };
         let Some(ticks) = self.purse.allowance(&asker.pod.namespace) else { return false };
         self.capacity.index.allow(ticks);
         let usual = self.set_all_aside(turn, &asker.pod.namespace);
