@@ -57,8 +57,9 @@ impl Looks {
             units.enumerate().map(|(nth, (key, namespace))| (namespace, looked(key), nth, key)).collect();
         due.sort_unstable();
         let mut ranks: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut all = Vec::with_capacity(due.len());
-        for (namespace, _, nth, key) in due {
+        let (mut all, mut seen) = (Vec::with_capacity(due.len()), BTreeSet::new());
+        // Pods of a gang that start one by one have a turn each, and the same key.
+        for (namespace, _, nth, key) in due.into_iter().filter(|(.., key)| seen.insert(*key)) {
             let rank = ranks.entry(namespace).or_default();
             all.push((*rank, self.namespaces.get(namespace), nth, key));
             *rank += 1;
@@ -81,6 +82,11 @@ impl Looks {
     /// So many nodes need not be looked at: the last look came to them, and found nothing there.
     pub fn from(&self, key: &UnitKey) -> usize {
         self.units.get(key).map_or(0, |looked| looked.from)
+    }
+
+    /// [`Looked::known`] of a look of which the rest is to come.
+    pub fn begun(&self, key: &UnitKey) -> Option<(u64, u64)> {
+        self.units.get(key).filter(|looked| looked.from > 0).map(|looked| looked.known)
     }
 
     /// A unit of this namespace was looked at.
@@ -153,5 +159,7 @@ mod tests {
         }
         assert_eq!(served.len(), 6);
         assert!(!all.first(units[..2].iter().map(|key| (key, "ml"))).1);
+        let turns = (0..20).flat_map(|_| &units[..2]).map(|key| (key, "ml"));
+        assert_eq!(Looks::default().first(turns), (units[..2].iter().cloned().collect(), false));
     }
 }

@@ -220,8 +220,15 @@ impl Preempting {
             (PutOff::Rests, Some(until)) => until,
             _ => now + PUT_OFF,
         });
-        let known = (self.holders.version(), epoch);
+        // A look in several parts knows of what was there when it began.
+        let known = self.looks.begun(key).unwrap_or((self.holders.version(), epoch));
         self.looks.note((key, namespace), Looked { known, at: now, again, from: look.left_at.unwrap_or(0) });
+    }
+
+    /// A unit of this namespace was to be looked at, and was not.
+    pub fn passed_over(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, now: Moment) {
+        let (known, from) = ((self.holders.version(), epoch), self.looks.from(key));
+        self.looks.note((key, namespace), Looked { known, at: now, again: Some(now + PUT_OFF), from });
     }
 
     /// The unit or its namespace rests until then.

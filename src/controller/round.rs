@@ -115,6 +115,7 @@ impl Core {
                 waiting.push(turn.key);
             }
         }
+        self.end_preempting(&tries, now);
         self.consolidate(now, round);
         self.close_purse();
         self.capacity.lift_all();

@@ -68,7 +68,12 @@ impl Core {
             return Tries(BTreeSet::new());
         }
         let (preempting, epoch) = (&self.reserves.evictions.preempting, self.capacity.epoch());
-        let may = |turn: &&Turn| preempting.may_look(&turn.key, epoch, now) && self.asker(turn).is_ok();
+        // Those that have no turn in which others could end take nobody's look.
+        let moves = &self.reserves.evictions.moves;
+        let is_idle = |turn: &Turn| (turn.bounded && turn.tried == Some(epoch)) || moves.is_served(&turn.key);
+        let may = |turn: &&Turn| {
+            preempting.may_look(&turn.key, epoch, now) && !is_idle(turn) && self.asker(turn).is_ok()
+        };
         let due = turns.iter().filter(may).filter_map(|turn| Some((&turn.key, self.namespace(turn)?)));
         let due = due.filter(|(_, namespace)| self.purse.allowance(namespace).is_some());
         let (first, are_left) = preempting.looks.first(due);
@@ -79,14 +84,31 @@ impl Core {
         Tries(first)
     }
 
+    /// After the turns of a round. Units that were to be looked at and had no such turn come after others next time.
+    pub(in crate::controller) fn end_preempting(&mut self, turns: &Tries, now: Moment) {
+        let epoch = self.capacity.epoch();
+        for key in &turns.0 {
+            let namespace = match key {
+                UnitKey::Gang { namespace, .. } => Some(namespace.clone()),
+                UnitKey::Pod(uid) => self.view.pod(uid).map(|pod| pod.at.namespace.clone()),
+            };
+            if let Some(namespace) = namespace {
+                self.reserves.evictions.preempting.passed_over((key, &namespace), epoch, now);
+            }
+        }
+    }
+
     /// A unit was refused: others end for it, or the scheduler sees to that. True: it has its place.
     pub(in crate::controller) fn preempt(&mut self, turn: &Turn, tries: &mut Tries, now: Moment) -> bool {
         let epoch = self.capacity.epoch();
-        if !tries.0.remove(&turn.key) || !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now) {
+        if !tries.0.contains(&turn.key) || !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now)
+        {
             return false;
         }
+        // Of pods that start one by one another may ask.
         let Ok(asker) = self.asker(turn) else { return false };
         let Some(ticks) = self.purse.allowance(&asker.pod.namespace) else { return false };
+        tries.0.remove(&turn.key);
         self.capacity.index.allow(ticks);
         let usual = self.set_all_aside(turn, &asker.pod.namespace);
         let is_placed = self.look_for_victims(turn, (&asker, ticks), now);
@@ -374,7 +396,7 @@ impl Core {
             match self.view.pod(&pod.uid) {
                 Some(known) if !known.ending => round.writes.push(Write::Evict(pod)),
                 // It has ended, or is ending, anyway.
-                _ => drop(self.reserves.evictions.preempting.answered(&pod, Ok(Eviction::Gone), now)),
+                _ => self.evicted(&pod, Ok(Eviction::Gone), now),
             }
         }
     }

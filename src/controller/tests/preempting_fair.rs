@@ -11,7 +11,8 @@ use super::preempting::{ask, cluster, end, evicted, refused, rules, run, wait};
 use super::walk::bind;
 use crate::allocate::Policy;
 use crate::controller::config::Rules;
-use crate::controller::tests::cluster::{Cluster, merge};
+use crate::controller::tests::cluster::{Cluster, merge, object};
+use crate::controller::write::{Failure, Write};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -108,6 +109,33 @@ fn who_asks_in_vain_many_times_takes_no_look_of_another_namespace() {
     assert_eq!(cluster.core.reserves.evictions.preempting.counts.begun, 1);
     cluster.settle(SECOND);
     assert_eq!(evicted(&cluster), ["low"]);
+}
+
+#[test]
+fn who_is_seen_ending_after_an_eviction_without_an_answer_is_told() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, 0, &json!({}));
+    cluster.core.recorder.take();
+    ask(&mut cluster, "high", 60, 10, &refused());
+    let begin = cluster.now;
+    while cluster.now < begin + 5 * SECOND {
+        cluster.deliver(usize::MAX);
+        let next = cluster.round();
+        while let Some(write) = cluster.writes.front() {
+            if !matches!(write, Write::Evict(_)) {
+                cluster.write(false);
+                continue;
+            }
+            cluster.fail(Failure::Silent("no answer".to_owned()));
+            let mut low = cluster.pods[&("ml".to_owned(), "low".to_owned())].clone();
+            let ends = cluster.core.recorder.time_of(cluster.now + 30 * SECOND).unwrap();
+            low.metadata.deletion_timestamp = Some(object(json!(ends.to_string())));
+            cluster.store_pod(low);
+        }
+        cluster.now = next.unwrap_or(begin + MINUTE).max(cluster.now + Duration::from_millis(100));
+    }
+    let told = cluster.core.recorder.take().0;
+    assert!(told.iter().any(|note| note.reason == "Preempted"), "{told:?}");
 }
 
 #[test]

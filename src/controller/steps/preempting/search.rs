@@ -137,7 +137,7 @@ impl Core {
         let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
         for node in ending.into_iter().take(NODES_MAX) {
             if self.has_spent(look) {
-                return Err(Nobody::Until(look.from));
+                break;
             }
             if self
                 .victims_on(look, node, holders, (&mut preemptor, None))
@@ -161,7 +161,8 @@ impl Core {
             if best.as_ref().is_some_and(|(rank, ..)| *rank <= least) {
                 break;
             }
-            if nth >= from + NODES_MAX || self.has_spent(look) {
+            // One in each look: else nobody would get on whose nodes cost all that there is.
+            if nth >= from + NODES_MAX || (nth > from && self.has_spent(look)) {
                 left_at = Some(nth);
                 break;
             }
@@ -177,8 +178,11 @@ impl Core {
                 best = Some((rank, found.placement, found.pods));
             }
         }
-        let found = best.map(|(_, place, victims)| Found::Victims { place, victims }).or(too_many);
-        found.ok_or(left_at.map_or(Nobody::Anywhere, Nobody::Until))
+        let found = best.map(|(_, place, victims)| Found::Victims { place, victims });
+        match left_at {
+            Some(nodes) => found.ok_or(Nobody::Until(nodes)),
+            None => found.or(too_many).ok_or(Nobody::Anywhere),
+        }
     }
 
     /// The look has cost what it may.
@@ -284,7 +288,11 @@ pub(super) fn first(
         Ok(found) => Some(found),
         Err(Nobody::Anywhere) => None,
         Err(Nobody::Until(nodes)) => {
-            nobody = Nobody::Until(nodes);
+            // One that had nothing left to spend has come no farther than where the look began.
+            nobody = match nobody {
+                Nobody::Until(before) => Nobody::Until(nodes.max(before)),
+                Nobody::Anywhere => Nobody::Until(nodes),
+            };
             None
         }
     });
