@@ -160,6 +160,60 @@ fn nodes_where_nobody_may_end_hide_no_other() {
     assert_eq!(evicted(&cluster), ["low"]);
 }
 
+/// They are more important, come first, and have no turn in which anybody could end.
+#[test]
+fn units_over_the_bound_of_their_namespace_take_no_look_of_another() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, -10, &json!({}));
+    for nth in 0..6 {
+        let namespace = format!("over{nth}");
+        cluster.opt_in(&namespace);
+        cluster.annotate(&namespace, json!({"tranche.dev/max-share-memory": "1Gi"}));
+        moving::put_in(&mut cluster, (&namespace, "over"), ("60Gi", 1), "rs", refused_at(20));
+    }
+    cluster.opt_in("team");
+    moving::put_in(&mut cluster, ("team", "one"), ("60Gi", 1), "rs", refused_at(10));
+    cluster.settle(3 * SECOND);
+    assert_eq!(evicted(&cluster), ["low"]);
+}
+
+/// Pods of a gang that start one by one have one look together: the first of them never has others end.
+#[test]
+fn a_pod_of_a_gang_that_has_nobody_end_leaves_the_look_to_the_next() {
+    let mut cluster = cluster(&[1]);
+    run(&mut cluster, "low", 60, 0, &json!({}));
+    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "1"}}});
+    for (name, policy) in [("w1", "Never"), ("w2", "PreemptLowerPriority")] {
+        let mut pod = json!({"spec": {"preemptionPolicy": policy}});
+        merge(&mut pod, &gang);
+        merge(&mut pod, &refused());
+        ask(&mut cluster, name, 60, 10, &pod);
+    }
+    cluster.settle(10 * SECOND);
+    assert_eq!(evicted(&cluster), ["low"]);
+}
+
+/// What one look may cost is less than what looking at all nodes costs.
+#[test]
+fn a_look_goes_on_where_the_one_before_came_to() {
+    const NODES: usize = 260;
+    let mut cluster = Cluster::new(Rules { policy: Policy::Spread, ..rules() });
+    for nth in 0..NODES {
+        cluster.put_node(&format!("node-{nth:03}"), 1);
+    }
+    cluster.settle(SECOND);
+    run(&mut cluster, "low", 60, 5, &json!({}));
+    for (name, gib, priority) in [("small", 20, 0), ("top", 50, 100)] {
+        for nth in 1..NODES {
+            run(&mut cluster, &format!("{name}{nth:03}"), gib, priority, &json!({}));
+        }
+    }
+    wait(&mut cluster, "high", 60, 10);
+    // Nothing changes meanwhile.
+    cluster.settle(30 * SECOND);
+    assert_eq!(evicted(&cluster), ["low"]);
+}
+
 #[test]
 fn pods_without_a_share_do_not_make_those_with_one_spare() {
     let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}}});
