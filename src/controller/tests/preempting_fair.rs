@@ -177,22 +177,6 @@ fn units_over_the_bound_of_their_namespace_take_no_look_of_another() {
     assert_eq!(evicted(&cluster), ["low"]);
 }
 
-/// Pods of a gang that start one by one have one look together: the first of them never has others end.
-#[test]
-fn a_pod_of_a_gang_that_has_nobody_end_leaves_the_look_to_the_next() {
-    let mut cluster = cluster(&[1]);
-    run(&mut cluster, "low", 60, 0, &json!({}));
-    let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "1"}}});
-    for (name, policy) in [("w1", "Never"), ("w2", "PreemptLowerPriority")] {
-        let mut pod = json!({"spec": {"preemptionPolicy": policy}});
-        merge(&mut pod, &gang);
-        merge(&mut pod, &refused());
-        ask(&mut cluster, name, 60, 10, &pod);
-    }
-    cluster.settle(10 * SECOND);
-    assert_eq!(evicted(&cluster), ["low"]);
-}
-
 /// What one look may cost is less than what looking at all nodes costs.
 #[test]
 fn a_look_goes_on_where_the_one_before_came_to() {
