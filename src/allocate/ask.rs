@@ -57,7 +57,7 @@ pub struct Want {
     /// CEL on the GPU's facts, of the DeviceClass and of the request: all must hold.
     pub selectors: Arc<[String]>,
     /// GPUs with taints that these do not bear are left out.
-    pub tolerations: Vec<Toleration>,
+    pub tolerations: Arc<[Toleration]>,
 }
 
 /// A `matchAttribute` or `distinctAttribute`: the GPUs of these wants, all of one claim, have the attribute, and have it
@@ -114,6 +114,21 @@ impl Shape {
         self.wants.iter().fold(0, |sum, want| sum.saturating_add(want.gpus))
     }
 
+    /// About so many bytes, with what is worked out of it for so many classes of GPUs. Texts that others have, too, count
+    /// here all the same: they stay as long as the shape does.
+    pub(super) fn weight(&self, classes: usize) -> usize {
+        let texts = |all: &[String]| all.iter().map(|text| text.len() + size_of::<String>()).sum::<usize>();
+        let of = |want: &Want| {
+            let tolerations: usize = want.tolerations.iter().map(Toleration::weight).sum();
+            let worked_out = 3 * size_of::<Want>() + classes * 2 * size_of::<Option<(u64, u32)>>();
+            worked_out + texts(&want.selectors) + texts(&want.products) + tolerations
+        };
+        let alike = |one: &AttributeConstraint| {
+            2 * (size_of::<AttributeConstraint>() + one.wants.len() * size_of::<usize>())
+        };
+        self.wants.iter().map(of).sum::<usize>() + self.alike.iter().map(alike).sum::<usize>()
+    }
+
     /// A pod that only wants this.
     pub fn one(want: Want) -> Self {
         Self { wants: vec![want], ..Self::default() }
@@ -132,7 +147,7 @@ impl Want {
             minimum_isolation: Isolation::None,
             products: Vec::new(),
             selectors: Arc::default(),
-            tolerations: Vec::new(),
+            tolerations: Arc::default(),
         }
     }
 

@@ -172,6 +172,11 @@ impl Choices {
         self.purse.pay(ticks);
     }
 
+    /// Not all that was allowed is spent.
+    pub fn has_left(&self) -> bool {
+        self.purse.left > 0
+    }
+
     /// What was spent since something was allowed, in ticks, and whether something was left undone for lack of more.
     pub fn spent(&self) -> (u64, bool) {
         (self.purse.spent, self.purse.short)

@@ -349,6 +349,11 @@ impl Index {
         self.score_tables.choices.pay(ticks);
     }
 
+    /// Not all that was allowed is spent.
+    pub fn has_left(&self) -> bool {
+        self.score_tables.choices.has_left()
+    }
+
     /// What was spent since, in ticks, and whether something about selectors was left undone for lack of more.
     pub fn spent(&self) -> (u64, bool) {
         self.score_tables.choices.spent()

@@ -15,8 +15,10 @@ use super::search::STEP_TICKS;
 
 /// The most scores of all tables together: bounds the memory, 16 bytes each.
 const SCORES_MAX: usize = 1 << 20;
-/// Tables that are kept in any case.
+/// Tables that are kept whatever their scores take.
 const TABLES_MIN: usize = 16;
+/// The most bytes of all shapes together, and of what is worked out of them, scores aside.
+const SHAPES_BYTES_MAX: usize = 32 << 20;
 /// Nodes of which the best is known.
 const BLOCK: usize = 64;
 
@@ -38,6 +40,8 @@ pub(super) struct ScoreTables {
     /// The tables in use by the last change that they include, the oldest first.
     in_use: BTreeSet<(u64, Arc<Key>)>,
     uses: u64,
+    /// Bytes of all shapes.
+    weight: usize,
     pub choices: Choices,
     pub scratch: Scratch,
 }
@@ -53,6 +57,8 @@ pub(super) struct ScoreTable {
     /// Of the targets.
     epoch: u64,
     used: u64,
+    /// Bytes of its shape.
+    weight: usize,
 }
 
 impl ScoreTables {
@@ -72,13 +78,18 @@ impl ScoreTables {
         self.bring_forward(nodes, workload);
         let key = Arc::new((policy, shape.clone()));
         if !self.kept.contains_key(&key) {
-            self.make_room(nodes);
+            self.make_room(nodes, shape.weight(nodes.classes.len()));
         }
-        let Self { kept, in_use, choices, scratch, .. } = self;
-        let table = kept.entry(Arc::clone(&key)).or_insert_with(|| ScoreTable::empty(shape, nodes, choices));
+        let Self { kept, in_use, choices, scratch, weight, .. } = self;
+        let table = kept.entry(Arc::clone(&key)).or_insert_with(|| {
+            let table = ScoreTable::empty(shape, nodes, choices);
+            *weight = weight.saturating_add(table.weight);
+            table
+        });
         let (known, at) = (table.used > 0, table.at);
         if table.terms.outdated(nodes) {
-            *table = ScoreTable::empty(shape, nodes, choices);
+            let weight = table.weight;
+            *table = ScoreTable { weight, ..ScoreTable::empty(shape, nodes, choices) };
         }
         table.used = self.uses;
         let was_complete = table.terms.is_complete();
@@ -99,21 +110,30 @@ impl ScoreTables {
         (table, scratch)
     }
 
-    fn make_room(&mut self, nodes: &Nodes) {
+    /// Tables, and bytes of their shapes.
+    #[cfg(test)]
+    pub fn kept(&self) -> (usize, usize) {
+        (self.kept.len(), self.weight)
+    }
+
+    /// For one more, of so many bytes.
+    fn make_room(&mut self, nodes: &Nodes, weight: usize) {
         let most = TABLES_MIN.max(SCORES_MAX / nodes.all.len().max(1));
-        if self.kept.len() >= most {
+        let is_full = |kept: usize, weighs: usize| kept >= most || weighs + weight > SHAPES_BYTES_MAX;
+        while !self.kept.is_empty() && is_full(self.kept.len(), self.weight) {
             let oldest = self.kept.iter().min_by_key(|(_, table)| table.used);
             let oldest = oldest.map(|(key, table)| (table.at, Arc::clone(key)));
-            if let Some(oldest) = oldest {
-                self.in_use.remove(&oldest);
-                self.kept.remove(&oldest.1);
+            let Some(oldest) = oldest else { return };
+            self.in_use.remove(&oldest);
+            if let Some(table) = self.kept.remove(&oldest.1) {
+                self.weight = self.weight.saturating_sub(table.weight);
             }
         }
     }
 
     /// Updates tables that are in use and have missed many changes, a little each time.
     fn bring_forward(&mut self, nodes: &Nodes, workload: &Workload) {
-        let Self { kept, in_use, uses, choices, scratch } = self;
+        let Self { kept, in_use, uses, choices, scratch, .. } = self;
         let idle_max = IDLE_MAX * in_use.len() as u64;
         let mut left = AHEAD_SCORES;
         while left > 0 && in_use.first().is_some_and(|(at, _)| nodes.now() - at >= MISSED_MAX) {
@@ -140,7 +160,8 @@ impl ScoreTables {
 impl ScoreTable {
     fn empty(shape: &Shape, nodes: &Nodes, choices: &mut Choices) -> Self {
         let terms = Terms::new(shape, nodes, choices);
-        Self { terms, scores: Vec::new(), best: Vec::new(), at: 0, epoch: 0, used: 0 }
+        let weight = shape.weight(nodes.classes.len());
+        Self { terms, scores: Vec::new(), best: Vec::new(), at: 0, epoch: 0, used: 0, weight }
     }
 
     /// Not one score can be kept.

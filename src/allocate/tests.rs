@@ -513,7 +513,7 @@ fn all_claims_of_a_pod_find_their_place_on_one_node() {
 fn tainted_gpus_are_for_those_who_bear_it() {
     let mut index = index(&[node("a", 2, 10_000)]);
     index.set_taints(&"a".into(), &DeviceName::whole(0), &taints(1)).unwrap();
-    let bearing = |mib_each| with(mib(mib_each), |want| want.tolerations = vec![toleration("a")]);
+    let bearing = |mib_each| with(mib(mib_each), |want| want.tolerations = [toleration("a")].into());
     put(&mut index, "1", mib(8_000), Policy::Pack);
     assert_eq!(
         refusal(&mut index, &[mib(9_000).into()]),
@@ -557,6 +557,25 @@ fn taints(nth: usize) -> Vec<Taint> {
 fn toleration(key: &str) -> Toleration {
     let api = serde_json::from_value(serde_json::json!({"key": key, "operator": "Exists"})).unwrap();
     Toleration::of(&api).unwrap()
+}
+
+/// Whoever may create claims decides how long a shape is.
+#[test]
+fn what_is_kept_of_long_shapes_is_bounded_in_bytes() {
+    let mut index = index(&[node("a", 1, 80_000)]);
+    for nth in 0..100_u64 {
+        let long = with(mib(nth + 1), |want| {
+            want.tolerations =
+                (0..8).map(|one| toleration(&format!("{one}{}", "x".repeat(125_000)))).collect();
+        });
+        assert!(places(&mut index, &[PodAsk::from(long)], Policy::Pack).is_some());
+    }
+    let (tables, bytes) = index.score_tables.kept();
+    assert!((20..=33).contains(&tables) && bytes <= 32 << 20, "{tables} tables, {bytes} bytes");
+    for nth in 0..100_u64 {
+        assert!(places(&mut index, &[PodAsk::from(mib(nth + 1))], Policy::Pack).is_some());
+    }
+    assert!(index.score_tables.kept().0 > 100, "short ones take no room");
 }
 
 const NAMES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
@@ -762,7 +781,7 @@ fn several() -> impl Strategy<Value = Shape> {
     let want = (0..2_u32, 1..3_u32, 0..3_u64, any::<bool>(), any::<bool>());
     let want = want.prop_map(|(claim, gpus, third, t4, tolerates)| Want {
         claim,
-        tolerations: if tolerates { vec![toleration("a")] } else { vec![] },
+        tolerations: if tolerates { vec![toleration("a")] } else { vec![] }.into(),
         part: if third == 0 { Part::Whole } else { Part::Memory(Bytes::from_mib(third * 30)) },
         products: if t4 { vec!["t4".to_owned()] } else { vec![] },
         ..Want::whole(gpus)

@@ -19,7 +19,7 @@ pub fn shape(claims: &[Wants], room: Resources) -> Result<Shape, String> {
         let first = shape.wants.len();
         for want in &claim.requests {
             let claim = u32::try_from(number).unwrap_or(u32::MAX);
-            let (selectors, tolerations) = (want.selectors.clone(), want.bears());
+            let (selectors, tolerations) = (want.selectors.clone(), want.tolerations.read.clone());
             shape.wants.push(Want { claim, selectors, tolerations, ..Want::of(&want.share, want.gpus) });
         }
         for constraint in &claim.constraints {
@@ -104,7 +104,7 @@ mod tests {
             share: GpuShare { amount: Some(Amount::Memory(Bytes::from_mib(1000))), ..GpuShare::default() },
             gpus: 1,
             selectors: selectors.iter().map(|text| (*text).to_owned()).collect(),
-            tolerations: vec![],
+            tolerations: Default::default(),
         }
     }
 

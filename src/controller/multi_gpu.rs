@@ -5,22 +5,44 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::allocate::{self, Decision, Explanation, Nodes, PodAsk, Policy};
+use crate::allocate::{self, Decision, Explanation, Index, Nodes, PodAsk, Policy};
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::view::GpuRef;
 
 /// Companies that are tried before GPUs without shares.
 const COMPANIES_MAX: usize = 16;
 
+/// Of looking whether a GPU has shares, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const GPU_TICKS: u64 = 5;
+
 /// As [`allocate::decide`].
 ///
 /// # Errors
 /// There is no place.
 pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
+    let decide = |index: &mut Index, asks: &[PodAsk]| allocate::decide(index, asks, policy);
+    all(capacity, asks, decide, |refused, gang| Explanation { gang, ..refused })
+}
+
+/// The same without an explanation, as [`allocate::places`].
+pub fn places(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Option<Decision> {
+    let places = |index: &mut Index, asks: &[PodAsk]| {
+        allocate::places(index, asks, policy).map(|placements| Decision { placements }).ok_or(())
+    };
+    all(capacity, asks, places, |(), _| ()).ok()
+}
+
+/// `one`: decides for one pod. `of_gang`: its refusal, with how many of how many pods had their place.
+fn all<E>(
+    capacity: &mut Capacity,
+    asks: &[PodAsk],
+    one: impl Fn(&mut Index, &[PodAsk]) -> Result<Decision, E>,
+    of_gang: impl Fn(E, (usize, usize)) -> E,
+) -> Result<Decision, E> {
     if let [ask] = asks {
         let size = usize::try_from(ask.shape.gpus()).unwrap_or(usize::MAX);
         for company in capacity.groups(size).into_iter().take(COMPANIES_MAX) {
-            if let Some(decision) = beside(capacity, ask, &company, policy) {
+            if let Some(decision) = beside(capacity, ask, &company, &one) {
                 return Ok(decision);
             }
         }
@@ -30,10 +52,10 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
     let decision = asks.iter().try_for_each(|ask| {
         let taken = capacity.taken_gpus().filter(|gpu| capacity.has_one_daemon(gpu));
         let taken: BTreeMap<GpuRef, bool> = taken.map(|gpu| (gpu, false)).collect();
-        let one = std::slice::from_ref(ask);
-        let decision = capacity.decide_with(&taken, |index| allocate::decide(index, one, policy));
+        capacity.index.pay(GPU_TICKS.saturating_mul(taken.len() as u64));
+        let decision = capacity.decide_with(&taken, |index| one(index, std::slice::from_ref(ask)));
         let gang = (aside, asks.len());
-        let Decision { placements: places } = decision.map_err(|refused| Explanation { gang, ..refused })?;
+        let Decision { placements: places } = decision.map_err(|refused| of_gang(refused, gang))?;
         placements.extend(places.iter().cloned());
         capacity.set_aside(Aside { places, alone: true });
         aside += 1;
@@ -44,11 +66,11 @@ pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Resul
 }
 
 /// On the same GPUs as another claim, if there is room.
-fn beside(
+fn beside<E>(
     capacity: &mut Capacity,
     ask: &PodAsk,
     company: &BTreeSet<GpuRef>,
-    policy: Policy,
+    one: &impl Fn(&mut Index, &[PodAsk]) -> Result<Decision, E>,
 ) -> Option<Decision> {
     let node = &company.first()?.node;
     if !ask.nodes.allow(node) {
@@ -61,5 +83,5 @@ fn beside(
         .map(|gpu| (gpu.clone(), company.contains(&gpu)))
         .collect();
     let ask = PodAsk { nodes: Nodes::Only([node.clone()].into()), shape: ask.shape.clone() };
-    capacity.decide_with(&gpus, |index| allocate::decide(index, &[ask], policy)).ok()
+    capacity.decide_with(&gpus, |index| one(index, &[ask])).ok()
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::controller::queue::UnitKey;
 use crate::model::claim::ClaimKey;
 use crate::select::TICKS_PER_UNIT;
 
@@ -26,6 +27,8 @@ pub struct Purse {
     pub(super) going_on: BTreeSet<String>,
     /// Claims whose selectors cannot be used, and why. What a claim asks for never changes.
     pub(super) dear: BTreeMap<ClaimKey, String>,
+    /// Units of which not all ways were tried, with the way that is next.
+    stopped: BTreeMap<UnitKey, usize>,
 }
 
 impl Default for Purse {
@@ -38,6 +41,7 @@ impl Default for Purse {
             debts: BTreeMap::new(),
             going_on: BTreeSet::new(),
             dear: BTreeMap::new(),
+            stopped: BTreeMap::new(),
         }
     }
 }
@@ -68,6 +72,21 @@ impl Purse {
         let of = |all: &BTreeMap<String, u64>| all.get(namespace).copied().unwrap_or(0);
         let rest = self.slice.saturating_sub(of(&self.spent)).saturating_sub(of(&self.debts));
         Some(rest.min(self.left)).filter(|rest| *rest > 0)
+    }
+
+    /// The unit is tried from this way on when it is tried again.
+    pub fn stop(&mut self, unit: &UnitKey, way: usize) {
+        self.stopped.insert(unit.clone(), way);
+    }
+
+    /// The way at which the unit goes on.
+    pub fn resume(&mut self, unit: &UnitKey) -> usize {
+        self.stopped.remove(unit).unwrap_or(0)
+    }
+
+    /// Forgets units that do not wait any more.
+    pub fn tidy(&mut self, waits: impl Fn(&UnitKey) -> bool) {
+        self.stopped.retain(|unit, _| waits(unit));
     }
 
     pub fn pay(&mut self, namespace: &str, ticks: u64) {

@@ -31,7 +31,9 @@ impl Core {
         self.reevaluate_gpus(now);
         // What this round has set free is for the next.
         let more = self.capacity.epoch() != epoch && !self.queue.is_empty();
-        let again = (more || self.queue.has_left() || self.capacity.index.spent().1).then_some(now);
+        let again =
+            (more || self.queue.has_left() || self.demand.has_left() || self.capacity.index.spent().1)
+                .then_some(now);
         let due = [
             again,
             self.holds.next(now),

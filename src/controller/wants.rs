@@ -24,12 +24,20 @@ pub struct Want {
     pub gpus: u32,
     /// CEL, all must hold.
     pub selectors: Arc<[String]>,
-    pub tolerations: Vec<DeviceToleration>,
+    pub tolerations: Tolerations,
 }
 
-impl Want {
-    pub fn bears(&self) -> Vec<Toleration> {
-        self.tolerations.iter().filter_map(Toleration::of).collect()
+/// A request's tolerations: there may be many, and each way to serve a pod has them.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Tolerations {
+    pub as_written: Arc<[DeviceToleration]>,
+    /// Those that can be read.
+    pub read: Arc<[Toleration]>,
+}
+
+impl From<Vec<DeviceToleration>> for Tolerations {
+    fn from(all: Vec<DeviceToleration>) -> Self {
+        Self { read: all.iter().filter_map(Toleration::of).collect(), as_written: all.into() }
     }
 }
 
@@ -63,6 +71,8 @@ pub const WAYS_MAX: usize = 64;
 pub const POD_REQUESTS_MAX: usize = 256;
 /// So many requests of a pod in all of its combinations of alternatives.
 pub const POD_TRIES_MAX: usize = 4096;
+/// The same of all pods that are placed together.
+pub const UNIT_TRIES_MAX: usize = 16_384;
 
 /// The ways to serve the claim, the first that can be is to be taken (KEP-4816): requests in their order, of each its
 /// alternatives in theirs, the last request's changing first. Without `firstAvailable` there is one.
@@ -254,7 +264,7 @@ fn want(request: &NamedRequest, classes: &OurClasses, configs: &[Entry<'_>]) -> 
         share,
         gpus,
         selectors: class.selectors.iter().cloned().chain(expressions(exactly.selectors.as_deref())).collect(),
-        tolerations: exactly.tolerations.clone().unwrap_or_default(),
+        tolerations: exactly.tolerations.clone().unwrap_or_default().into(),
     })
 }
 

@@ -28,6 +28,19 @@ struct Said {
 }
 
 impl Demands {
+    /// How many single demands they are, at least one.
+    pub fn terms(&self) -> u64 {
+        let said = &self.said;
+        let of_term = |term: &NodeSelectorTerm| {
+            let expressions = term.match_expressions.iter().chain(&term.match_fields).flatten();
+            1 + expressions.map(|one| 1 + one.values.as_ref().map_or(0, Vec::len)).sum::<usize>()
+        };
+        let affinity =
+            said.affinity.iter().flat_map(|all| &all.node_selector_terms).map(of_term).sum::<usize>();
+        let others = said.node_selector.len() + said.tolerations.len() + said.others.len();
+        (1 + others).saturating_add(affinity) as u64
+    }
+
     pub fn of(pod: &PodSpec) -> Self {
         let bytes = bytes(pod);
         if bytes > BYTES_MAX {

@@ -28,6 +28,14 @@ pub struct Toleration {
     effect: Option<String>,
 }
 
+impl Toleration {
+    /// About so many bytes.
+    pub fn weight(&self) -> usize {
+        let texts = [&self.key, &self.value, &self.effect];
+        size_of::<Self>() + texts.into_iter().flatten().map(String::len).sum::<usize>()
+    }
+}
+
 impl Effect {
     fn as_str(self) -> &'static str {
         match self {

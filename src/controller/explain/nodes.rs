@@ -380,7 +380,7 @@ pub(super) fn verdicts(
     now: Moment,
 ) -> Option<Vec<(NodeName, Verdict)>> {
     // Of alternatives the last: it is the one that is told of.
-    let PodAsk { shape, nodes } = core.part(pod, &[], now).ok().flatten()?.into_last_ask();
+    let PodAsk { shape, nodes } = core.part(pod, &Default::default(), now).ok().flatten()?.into_last_ask();
     let found = allocate::verdicts(&mut core.capacity.index, &shape);
     let mut found: BTreeMap<NodeName, NodeVerdict> =
         found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();

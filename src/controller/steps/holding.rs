@@ -2,12 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::controller::Moment;
 use crate::controller::core::Core;
-use crate::controller::demand::NeedAt;
+use crate::controller::demand::{NEEDS_MAX, NeedAt};
 use crate::controller::holds::{Act, Loss, ReleaseStep, Standing, Worth};
 use crate::controller::view::{Claim, ClusterView, GpuRef, Need, NodeState, Pod, Tried};
 use crate::controller::write::{Round, Write};
@@ -15,15 +16,32 @@ use crate::feasible::{self, Demands, Unfit};
 use crate::model::names::PodUid;
 use crate::select::untolerated;
 
+/// Of asking whether a GPU would serve a kind of devices that a pod waits for, in ticks of
+/// [`crate::select::TICKS_PER_UNIT`].
+const KIND_TICKS: u64 = 10;
+
 impl Core {
     /// Notes what a pod waits for.
     pub(super) fn note_needs(&mut self, uid: &PodUid) {
         let refused = self.view.pod(uid).filter(|pod| is_unschedulable(pod));
-        self.demand.set(uid, refused.map(|pod| self.view.needs(pod)).unwrap_or_default());
+        let Some(pod) = refused else { return self.demand.forget(uid) };
+        let mut needs: Vec<Arc<[Need]>> = Vec::new();
+        for claim in self.view.unallocated_claims(pod).take(NEEDS_MAX) {
+            let of_claim = self.demand.of_claim(claim.key).unwrap_or_else(|| {
+                let of_claim: Arc<[Need]> = self.view.needs_of(claim).collect();
+                self.demand.note_claim(claim.key, &of_claim);
+                of_claim
+            });
+            needs.extend((!of_claim.is_empty()).then_some(of_claim));
+        }
+        let of_limits: Arc<[Need]> = self.view.needs_of_limits(pod).take(NEEDS_MAX).collect();
+        needs.extend((!of_limits.is_empty()).then_some(of_limits));
+        self.demand.set(uid, needs);
     }
 
     /// The same of all, since classes have changed.
     pub(super) fn note_all_needs(&mut self) {
+        self.demand.forget_claims();
         let pods: Vec<PodUid> = self.view.pods().map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.note_needs(pod));
     }
@@ -37,7 +55,16 @@ impl Core {
         let mut given: BTreeMap<NeedAt, u32> = BTreeMap::new();
         // Others have ended for who is to have shares there.
         let kept = self.reserves.preempted_gpus();
-        for gpu in self.holds.idle_ones() {
+        // Those that this round does not come to are looked at in the next ones.
+        let mut idle = self.holds.idle_ones();
+        let first = idle.iter().position(|gpu| self.demand.begins_at(gpu)).unwrap_or(0);
+        idle.rotate_left(first);
+        let mut stops_at = None;
+        for gpu in idle {
+            if !self.capacity.index.has_left() {
+                stops_at = Some(gpu);
+                break;
+            }
             if self.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) || kept.contains(&gpu) {
                 continue;
             }
@@ -46,12 +73,13 @@ impl Core {
                 self.holds.lose(&gpu, Loss::Whole, now);
             }
         }
+        self.demand.begin_at(stops_at);
         given.into_keys().map(|(pod, _)| pod).collect()
     }
 
     /// Who waits, those of higher priority in front: they may have had others end.
     pub(in crate::controller) fn by_priority(&self) -> Vec<PodUid> {
-        let mut order: Vec<PodUid> = self.demand.iter().map(|(uid, _)| uid.clone()).collect();
+        let mut order: Vec<PodUid> = self.demand.pods().cloned().collect();
         order.sort_by_key(|uid| Reverse(self.view.pod(uid).map(|pod| pod.priority)));
         order
     }
@@ -75,9 +103,10 @@ impl Core {
             let open =
                 |at: usize, devices| given.get(&(uid.clone(), at)).is_none_or(|count| *count < devices);
             let index = &mut self.capacity.index;
-            let found = needs.iter().enumerate().find(|(at, need)| {
+            let found = needs.enumerate().find(|(at, need)| {
                 open(*at, need.devices)
                     && need.kinds.iter().any(|kind| {
+                        index.pay(KIND_TICKS);
                         untolerated(taints, &kind.tolerations).is_none()
                             && (index.chooses(&kind.selectors, &gpu.node, &gpu.device)
                                 || index.may_choose_part(&kind.selectors, &gpu.node, &gpu.device))

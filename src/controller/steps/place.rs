@@ -15,13 +15,17 @@ use crate::controller::tracker::{Plan, PlannedClaim};
 
 use crate::controller::view::groups::GangSize;
 use crate::controller::view::{Asks, Claim, GpuRef, Pod};
-use crate::controller::wants::{POD_REQUESTS_MAX, POD_TRIES_MAX, WAYS_MAX, Wants, combinations, wants};
+use crate::controller::wants::{
+    POD_REQUESTS_MAX, POD_TRIES_MAX, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants,
+};
 use crate::controller::{Moment, ask, multi_gpu};
 use crate::feasible::{self, Demands};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
 
+/// Of asking a node whether it meets one of a pod's demands, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const TERM_TICKS: u64 = 10;
 /// What it costs to read one request in one combination of alternatives, in ticks.
 const WANT_TICKS: u64 = 50;
 
@@ -49,6 +53,11 @@ impl Part {
 
     pub(super) fn ways(&self) -> usize {
         self.ways.len()
+    }
+
+    /// Its requests in all of the ways.
+    pub(super) fn tries(&self) -> usize {
+        self.ways.iter().map(|way| way.shape.wants.len()).sum()
     }
 
     pub(super) fn shape(&self, nth: usize) -> &Shape {
@@ -86,6 +95,14 @@ impl Part {
     }
 }
 
+/// What the parts ask the allocator for in one of their ways, and whether a claim wants several GPUs.
+fn asks(parts: &[Part], nth: usize) -> (Vec<PodAsk>, bool) {
+    let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
+    let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
+    let is_several = asks.iter().any(|ask| ask::is_several(&ask.shape));
+    (asks, is_several)
+}
+
 /// Those of the parts that stand at these places, which are in order.
 pub(super) fn those(parts: Vec<Part>, places: &[usize]) -> Vec<Part> {
     let chosen = parts.into_iter().enumerate().filter(|(at, _)| places.binary_search(at).is_ok());
@@ -105,7 +122,17 @@ impl Turn {
     }
 }
 
+/// What came of trying the ways to serve the pods of a unit.
+enum Ways {
+    /// Which of the ways, and where.
+    Fits(usize, Decision),
+    Refused(Refused),
+    /// What its namespace may spend is spent: the way that is next.
+    Spent(usize),
+}
+
 /// Why a unit is not placed.
+#[derive(Debug, Clone)]
 pub(in crate::controller) struct Refused {
     pub(in crate::controller) pod: PodUid,
     pub(in crate::controller) reason: Reason,
@@ -116,13 +143,27 @@ impl Core {
     /// True if the unit was placed, false if there is nothing to decide now.
     pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let Some(mut parts) = self.ready_parts(turn, now)? else { return Ok(false) };
-        let found = self.check_bounds(&parts).and_then(|()| self.first_way(&parts));
+        let from = self.purse.resume(&turn.key);
+        let found = match self.check_bounds(&parts) {
+            Ok(()) => self.try_ways(&parts, from),
+            Err(refused) => Ways::Refused(refused),
+        };
         let (nth, decision) = match found {
-            Ok(found) => found,
-            Err(refused) => {
+            Ways::Fits(nth, decision) => (nth, decision),
+            Ways::Spent(nth) => {
+                self.purse.stop(&turn.key, nth);
+                self.queue.leave(&turn.key, true);
+                return Ok(false);
+            }
+            Ways::Refused(refused) => {
+                let words = refused.clone();
                 parts = self.fewest(turn, parts, refused)?;
                 self.check_bounds(&parts)?;
-                self.first_way(&parts)?
+                match self.try_ways(&parts, 0) {
+                    Ways::Fits(nth, decision) => (nth, decision),
+                    Ways::Refused(refused) => return Err(refused),
+                    Ways::Spent(_) => return Err(words),
+                }
             }
         };
         self.adopt_places(turn, &parts, nth, &decision.placements, now);
@@ -160,8 +201,9 @@ impl Core {
     /// A pod cannot be placed as it is, and without it there are too few.
     fn ready_parts(&mut self, turn: &Turn, now: Moment) -> Result<Option<Vec<Part>>, Refused> {
         let (mut parts, mut first): (Vec<Part>, Option<Refused>) = (Vec::new(), None);
+        let (mut taken, mut tries) = (BTreeSet::new(), 0);
         for pod in &turn.pods {
-            let part = match self.part(pod, &parts, now) {
+            let part = match self.part(pod, &taken, now) {
                 Ok(Some(part)) => part,
                 Ok(None) if matches!(turn.key, UnitKey::Gang { .. }) => continue,
                 Ok(None) => return Ok(None),
@@ -170,8 +212,19 @@ impl Core {
                     continue;
                 }
             };
+            tries += part.tries();
+            if tries > UNIT_TRIES_MAX {
+                let words = format!(
+                    "the pods of its gang have more than {UNIT_TRIES_MAX} requests together, in all combinations of \
+                     alternatives (firstAvailable); name fewer alternatives, or make several gangs"
+                );
+                return Err(part.refused(Reason::Claim, words));
+            }
             match self.study(&part) {
-                Ok(true) => parts.push(part),
+                Ok(true) => {
+                    taken.extend(part.claims.iter().copied());
+                    parts.push(part);
+                }
                 Ok(false) => {
                     self.queue.leave(&turn.key, true);
                     return Ok(None);
@@ -195,7 +248,7 @@ impl Core {
             Some(least) if least.len() < parts.len() => {}
             _ => return Err(refused),
         }
-        let fits = |core: &mut Self, part: &Part| core.first_way(std::slice::from_ref(part)).is_ok();
+        let fits = |core: &mut Self, part: &Part| core.first_way(std::slice::from_ref(part)).is_some();
         let fitting: Vec<usize> = (0..parts.len()).filter(|at| fits(self, &parts[*at])).collect();
         let parts = those(parts, &fitting);
         match self.least(turn, &parts) {
@@ -213,36 +266,65 @@ impl Core {
         need.choose(&there)
     }
 
-    /// The first of the ways in which all of the parts can be served, and how.
-    pub(super) fn first_way(&mut self, parts: &[Part]) -> Result<(usize, Decision), Refused> {
-        let ways = parts.iter().map(|part| part.ways.len()).max().unwrap_or(1);
-        let policy = parts[0].policy;
-        let mut nth = 0;
-        loop {
-            let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
-            let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
-            let decision = match asks.iter().any(|ask| ask::is_several(&ask.shape)) {
-                false => allocate::decide(&mut self.capacity.index, &asks, policy),
-                true => multi_gpu::decide(&mut self.capacity, &asks, policy),
-            };
-            nth += 1;
-            match decision {
-                Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
-                    None => return Ok((nth - 1, decision)),
-                    Some(_) if nth < ways => {}
-                    Some(words) => return Err(parts[0].refused(Reason::Bound, words)),
-                },
-                Err(_) if nth < ways => {}
-                Err(explanation) => {
-                    let mut refused = self.explained(&parts[0], &explanation);
-                    if ways > 1 {
-                        refused.words =
-                            format!("none of {ways} alternatives fits; the last {}", refused.words);
-                    }
-                    return Err(refused);
-                }
+    /// Tries the ways in which all of the parts can be served, from this one on, as long as there is something left to
+    /// spend.
+    fn try_ways(&mut self, parts: &[Part], from: usize) -> Ways {
+        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        let from = if from < ways { from } else { 0 };
+        for nth in from..ways - 1 {
+            if let Some(decision) = self.fits_in_way(parts, nth) {
+                return Ways::Fits(nth, decision);
+            }
+            if !self.capacity.index.has_left() {
+                return Ways::Spent(nth + 1);
             }
         }
+        let (last, policy) = (ways - 1, parts[0].policy);
+        let (asks, is_several) = asks(parts, last);
+        let decision = match is_several {
+            false => allocate::decide(&mut self.capacity.index, &asks, policy),
+            true => multi_gpu::decide(&mut self.capacity, &asks, policy),
+        };
+        match decision {
+            Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
+                None => Ways::Fits(last, decision),
+                Some(words) => Ways::Refused(parts[0].refused(Reason::Bound, words)),
+            },
+            Err(explanation) => {
+                let mut refused = self.explained(&parts[0], &explanation);
+                if ways > 1 {
+                    refused.words = format!("none of {ways} alternatives fits; the last {}", refused.words);
+                }
+                Ways::Refused(refused)
+            }
+        }
+    }
+
+    /// Where the parts are served in this way.
+    fn fits_in_way(&mut self, parts: &[Part], nth: usize) -> Option<Decision> {
+        let policy = parts[0].policy;
+        let (asks, is_several) = asks(parts, nth);
+        let decision = match is_several {
+            false => allocate::places(&mut self.capacity.index, &asks, policy)
+                .map(|placements| Decision { placements }),
+            true => multi_gpu::places(&mut self.capacity, &asks, policy),
+        };
+        decision.filter(|decision| self.beyond_bounds(parts, &decision.placements).is_none())
+    }
+
+    /// The first of the ways in which all of the parts can be served, and how. None: there is none, or there was nothing
+    /// left to spend before the last was tried.
+    pub(super) fn first_way(&mut self, parts: &[Part]) -> Option<(usize, Decision)> {
+        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        for nth in 0..ways {
+            if nth > 0 && !self.capacity.index.has_left() {
+                return None;
+            }
+            if let Some(decision) = self.fits_in_way(parts, nth) {
+                return Some((nth, decision));
+            }
+        }
+        None
     }
 
     /// The ways to serve claims of a pod together, best first, the last claim's changing first.
@@ -285,18 +367,17 @@ impl Core {
     pub(in crate::controller) fn part(
         &mut self,
         uid: &PodUid,
-        before: &[Part],
+        taken: &BTreeSet<ClaimKey>,
         now: Moment,
     ) -> Result<Option<Part>, Refused> {
         let barred = self.barred_nodes(uid);
         let Some(pod) = self.view.pod(uid) else { return Ok(None) };
         let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
-        let taken = |claim: &Claim| before.iter().any(|part| part.claims.contains(&claim.key));
         let open = |claim: &&&Claim| {
             claim.is_shares()
                 && claim.allocation.is_none()
                 && !self.tracker.is_decided(claim.key)
-                && !taken(claim)
+                && !taken.contains(&claim.key)
         };
         let open: Vec<&Claim> = claims.iter().filter(open).copied().collect();
         if open.is_empty() || open.iter().any(|claim| self.tracker.rests(claim.key, now)) {
@@ -387,8 +468,11 @@ impl Core {
         let object = |name: &NodeName| self.view.node(name)?.object.as_deref();
         let is_barred =
             |name: &NodeName| object(name).is_none_or(|node| self.view.keeps_off(demands, node).is_some());
-        let all = self.capacity.index.nodes().map(|view| view.name());
-        self.node_filter.by(demands, all, is_barred)
+        let mut nodes = 0;
+        let all = self.capacity.index.nodes().map(|view| view.name()).inspect(|_| nodes += 1);
+        let barred = self.node_filter.by(demands, all, is_barred);
+        self.capacity.index.pay(TERM_TICKS.saturating_mul(demands.terms()).saturating_mul(nodes));
+        barred
     }
 
     /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
@@ -450,7 +534,7 @@ impl Core {
         let given = wants.requests.iter().zip(grants).map(|(want, grants)| Given {
             request: want.request.clone(),
             devices: grants.iter().filter_map(device).collect(),
-            tolerations: want.tolerations.clone(),
+            tolerations: want.tolerations.as_written.to_vec(),
         });
         given.collect()
     }

@@ -311,7 +311,7 @@ impl Core {
                 if let Goal::Whole(_) = one.goal {
                     waits = self.demand.contains(&pod.at.uid);
                     // Its claim has a GPU, wherever that is: nobody else ends.
-                    is_placed = !waits && self.view.needs(pod).is_empty();
+                    is_placed = !waits && self.view.needs_nothing(pod);
                 }
             }
             match one.stage {

@@ -115,7 +115,7 @@ impl Core {
     /// It would fit if nothing were kept.
     fn fits_otherwise(&mut self, turn: &Turn, now: Moment) -> bool {
         let aside = self.capacity.lift_all();
-        let fits = self.parts(turn, now).is_some_and(|parts| self.first_way(&parts).is_ok());
+        let fits = self.parts(turn, now).is_some_and(|parts| self.first_way(&parts).is_some());
         aside.into_iter().for_each(|aside| self.capacity.set_aside(aside));
         fits
     }
@@ -190,7 +190,8 @@ impl Core {
         let (before, nodes) = (kept.aside.clone(), kept.aside.nodes());
         let stays = (!kept.own).then(|| kept.namespace.clone());
         let seen = self.looks(&nodes);
-        if kept.seen == seen && kept.lost.is_none() {
+        let may_pay = self.namespace(turn).is_some_and(|own| self.purse.allowance(own).is_some());
+        if (kept.seen == seen && kept.lost.is_none()) || !may_pay {
             return;
         }
         match self.choose_again(turn, stays.as_deref(), now) {
@@ -214,7 +215,9 @@ impl Core {
             keeping.in_line = true;
         }
         let Some(namespace) = self.namespace(turn).map(str::to_owned) else { return };
-        if keeping.first.get(&namespace) != Some(&turn.key) || keeping.in_line || keeping.choices == 0 {
+        let may_pay = self.purse.allowance(&namespace).is_some();
+        let is_first = keeping.first.get(&namespace) == Some(&turn.key);
+        if !is_first || keeping.in_line || keeping.choices == 0 || !may_pay {
             return;
         }
         keeping.choices -= 1;

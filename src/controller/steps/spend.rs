@@ -17,6 +17,7 @@ impl Core {
         let left_over =
             turns.iter().filter(|turn| turn.left_over).map(|turn| self.namespace_of(turn)).collect();
         self.purse.open(&namespaces, left_over);
+        self.purse.tidy(|unit| self.queue.has(unit));
         self.queue.nothing_left();
     }
 

@@ -181,3 +181,108 @@ fn requests_of_a_claim_have_a_number_of_entries_together() {
     cluster.settle(SOON);
     assert!(is_placed(&cluster, "a", "fewer"), "{}", waiting(&cluster, "a", "fewer"));
 }
+
+fn is_decided(cluster: &Cluster, namespace: &str) -> usize {
+    let of_namespace = |claim: &ClaimKey| cluster.core.view.claim(*claim).unwrap().namespace() == namespace;
+    cluster.core.tracker.planned_claims().filter(of_namespace).count()
+}
+
+/// A pod whose claim's request has alternatives with these amounts.
+fn with_alternatives(cluster: &mut Cluster, namespace: &str, name: &str, amounts: &[&str]) {
+    let sub = |nth: usize| json!({"name": format!("s{nth}"), "deviceClassName": SHARED_CLASS});
+    let subs: Vec<Value> = (0..amounts.len()).map(sub).collect();
+    let config = |(nth, memory): (usize, &&str)| {
+        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory});
+        json!({"requests": [format!("r/s{nth}")], "opaque": {"driver": DRIVER, "parameters": share}})
+    };
+    let config: Vec<Value> = amounts.iter().enumerate().map(config).collect();
+    cluster.put_claim(json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"devices": {
+        "requests": [{"name": "r", "firstAvailable": subs}], "config": config}}}));
+    cluster.store_pod(object(json!({"metadata": {"name": name, "namespace": namespace},
+        "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": name}]},
+        "status": {"phase": "Pending"}})));
+}
+
+/// Each alternative is a decision of its own. Who has many goes on where the last round stopped.
+#[test]
+fn alternatives_that_a_round_does_not_come_to_are_tried_in_the_next() {
+    let mut cluster = cluster(8);
+    cluster.core.purse.bound(2_400);
+    let last_fits = ["500Gi", "501Gi", "502Gi", "503Gi", "504Gi", "505Gi", "506Gi", "1Gi"];
+    with_alternatives(&mut cluster, "a", "many", &last_fits);
+    with_alternatives(&mut cluster, "c", "none", &last_fits[..7]);
+    pod(&mut cluster, "b", "small", &[vec![]]);
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    assert_eq!((is_decided(&cluster, "a"), is_decided(&cluster, "b")), (0, 1), "after one round");
+    cluster.settle(SOON);
+    assert!(is_placed(&cluster, "a", "many") && is_placed(&cluster, "b", "small"));
+    let words = waiting(&cluster, "c", "none");
+    assert!(words.contains("none of 7 alternatives fits; the last"), "{words}");
+    assert!(!cluster.core.queue.has_left());
+    cluster.check();
+}
+
+/// Asking each node whether it meets what a pod demands is paid for like selectors are.
+#[test]
+fn long_affinities_are_paid_for_by_their_namespace() {
+    let mut cluster = cluster(8);
+    cluster.core.purse.bound(40_000);
+    for nth in 0..3 {
+        let name = format!("long{nth}");
+        pod(&mut cluster, "a", &name, &[vec![]]);
+        let values: Vec<String> = (0..300).map(|value| format!("{nth}-{value}")).collect();
+        let terms = json!([{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": values}]}]);
+        let mut long = cluster.pods[&("a".to_owned(), name)].clone();
+        long.spec.get_or_insert_default().affinity = Some(object(json!({"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}})));
+        cluster.store_pod(long);
+    }
+    pod(&mut cluster, "b", "small", &[vec![]]);
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    assert_eq!((is_decided(&cluster, "a"), is_decided(&cluster, "b")), (1, 1), "after one round");
+    cluster.settle(SOON);
+    assert!((0..3).all(|nth| is_placed(&cluster, "a", &format!("long{nth}"))));
+    cluster.check();
+}
+
+#[test]
+fn a_gang_has_a_number_of_alternatives_together() {
+    let mut cluster = cluster(1);
+    let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "1Mi"});
+    let config = json!([{"opaque": {"driver": DRIVER, "parameters": share}}]);
+    for (gang, pods) in [("small", 4), ("large", 5)] {
+        for nth in 0..pods {
+            let name = format!("{gang}{nth}");
+            let sub = |name: &str| json!({"name": name, "deviceClassName": SHARED_CLASS});
+            let request = |nth: usize| match nth {
+                0..6 => json!({"name": format!("r{nth}"), "firstAvailable": [sub("x"), sub("y")]}),
+                _ => json!({"name": format!("r{nth}"), "exactly": {"deviceClassName": SHARED_CLASS}}),
+            };
+            let requests: Vec<Value> = (0..32).map(request).collect();
+            let plain: Vec<Value> = (6..38).map(request).collect();
+            for (claim, requests) in [(name.clone(), requests), (format!("{name}-b"), plain)] {
+                cluster
+                    .put_claim(json!({"metadata": {"name": claim, "namespace": "a"}, "spec": {"devices": {
+                    "requests": requests, "config": config}}}));
+            }
+            cluster.store_pod(object(json!({"metadata": {"name": name, "namespace": "a", "annotations": {
+                    "tranche.dev/gang": gang, "tranche.dev/gang-size": pods.to_string()}},
+                "spec": {"containers": [{"name": "main"}], "resourceClaims": [
+                    {"name": "c", "resourceClaimName": name},
+                    {"name": "d", "resourceClaimName": format!("{name}-b")}]},
+                "status": {"phase": "Pending"}})));
+        }
+    }
+    cluster.settle(SOON);
+    let all =
+        |gang: &str| (0..5).map(|nth| waiting_if_any(&cluster, &format!("{gang}{nth}"))).collect::<String>();
+    assert!(all("large").contains("have more than 16384 requests together"), "{}", all("large"));
+    assert!(!all("small").contains("16384"), "{}", all("small"));
+}
+
+fn waiting_if_any(cluster: &Cluster, name: &str) -> String {
+    let is_there = cluster.claims.contains_key(&("a".to_owned(), name.to_owned()));
+    if is_there { waiting(cluster, "a", name) } else { String::new() }
+}

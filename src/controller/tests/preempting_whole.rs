@@ -328,3 +328,27 @@ fn nobody_ends_for_who_waits_for_something_else_than_room_until_that_is_over() {
         assert_eq!(evicted(&cluster), ["low"], "{reason}: {message}");
     }
 }
+
+/// Pods of one tenant name the same claims, and whoever may create claims decides how long these are.
+#[test]
+fn what_a_claim_asks_for_is_kept_once_however_many_pods_name_it() {
+    let mut cluster = cluster(&[1]);
+    let claims: Vec<String> = (0..3).map(|nth| format!("c{nth}")).collect();
+    let names: Vec<&str> = claims.iter().map(String::as_str).collect();
+    names.iter().for_each(|name| cluster.put_whole(name));
+    for nth in 0..20 {
+        cluster.put_pod(&format!("p{nth}"), &names, refused());
+    }
+    cluster.settle(SECOND);
+    assert_eq!(cluster.core.demand.pods().count(), 20);
+    assert_eq!(cluster.core.demand.kept(), (3, 3));
+    (0..20).for_each(|nth| cluster.drop_pod(&format!("p{nth}"), true));
+    for nth in 0..200 {
+        let name = format!("one{nth}");
+        whole(&mut cluster, &name, 0, &json!({}));
+        cluster.drop_pod(&name, true);
+    }
+    cluster.settle(SECOND);
+    let (needs, claims) = cluster.core.demand.kept();
+    assert!(needs == 0 && claims <= 64, "{claims} claims are remembered");
+}

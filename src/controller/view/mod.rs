@@ -526,16 +526,23 @@ impl ClusterView {
         requests.iter().filter_map(|request| class::need(request, self.classes.others()))
     }
 
-    /// What a pod wants of the scheduler that it has not been given. Of classes that are known: there is nothing
-    /// of the others.
-    pub fn needs(&self, pod: &Pod) -> Vec<Need> {
+    /// Claims that a pod names and that have nothing yet.
+    pub fn unallocated_claims(&self, pod: &Pod) -> impl Iterator<Item = &Claim> {
         let claims = pod.claims.iter().filter_map(|name| self.claim_named(&pod.at.namespace, name));
-        let open = claims.filter(|claim| claim.allocation.is_none());
-        let of_claims = open.flat_map(|claim| self.needs_of(claim));
+        claims.filter(|claim| claim.allocation.is_none())
+    }
+
+    /// What a pod wants of the scheduler by its containers' limits. Of classes that are known: there is nothing of the
+    /// others.
+    pub fn needs_of_limits(&self, pod: &Pod) -> impl Iterator<Item = Need> {
         let resources = pod.resources.iter();
-        let resources = resources
-            .filter_map(|(name, count)| class::need_of_resource(name, *count, self.classes.others()));
-        of_claims.chain(resources).collect()
+        resources.filter_map(|(name, count)| class::need_of_resource(name, *count, self.classes.others()))
+    }
+
+    /// It was given all that it wants of the scheduler.
+    pub fn needs_nothing(&self, pod: &Pod) -> bool {
+        let mut of_claims = self.unallocated_claims(pod).flat_map(|claim| self.needs_of(claim));
+        of_claims.next().is_none() && self.needs_of_limits(pod).next().is_none()
     }
 
     /// All pods that name the claim are gated. False: there is none, and who names it may not be known yet.

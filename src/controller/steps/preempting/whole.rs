@@ -48,7 +48,8 @@ impl Core {
         }
         let epoch = self.capacity.epoch();
         let mut waiting = Vec::new();
-        for (uid, needs) in self.demand.iter().filter(|(uid, needs)| is_one(needs) && !given.contains(*uid)) {
+        for uid in self.demand.pods().filter(|uid| !given.contains(*uid)) {
+            let Some(need) = self.demand.single(uid).filter(|need| is_one(need)) else { continue };
             let may = |pod: &&Pod| {
                 pod.standing.preempts && pod.standing.tried == Tried::InVain && self.is_all_known(pod)
             };
@@ -58,7 +59,7 @@ impl Core {
             let may_pay = self.purse.allowance(&pod.at.namespace).is_some();
             let may_look = self.reserves.evictions.preempting.may_look(&key, epoch, now);
             if may_pay && may_look && !self.queue.contains(uid) {
-                let (namespace, need) = (pod.at.namespace.clone(), needs[0].clone());
+                let (namespace, need) = (pod.at.namespace.clone(), need.clone());
                 let one = Waits { key, uid: uid.clone(), namespace, need };
                 waiting.push((Reverse(pod.priority), pod.created, one));
             }
@@ -166,7 +167,7 @@ impl Core {
         let pods = if self.pods.has_place(uid) { 0 } else { asker.room.pods };
         let mut shapes = Vec::new();
         for kind in need.kinds.iter().take(KINDS_MAX) {
-            let (selectors, tolerations) = (kind.selectors.clone(), kind.tolerations.clone());
+            let (selectors, tolerations) = (kind.selectors.clone(), kind.tolerations.as_slice().into());
             let shape = Shape {
                 cpu_milli: asker.room.cpu_milli,
                 memory: Bytes(asker.room.memory.0),
@@ -206,8 +207,7 @@ impl Core {
 
     /// What would be done for a pod that waits for a whole GPU, for people who ask. None: it waits for something else.
     pub(in crate::controller) fn prospect_of_whole(&mut self, uid: &PodUid, now: Moment) -> Option<Prospect> {
-        let (_, needs) = self.demand.iter().find(|(pod, _)| *pod == uid)?;
-        let need = needs.first().filter(|_| is_one(needs))?.clone();
+        let need = self.demand.single(uid).filter(|need| is_one(need))?.clone();
         let pod = self.view.pod(uid).filter(|pod| self.is_all_known(pod))?;
         let (preempts, tried) = (pod.standing.preempts, pod.standing.tried);
         let asker = self.asker_of_whole(uid).filter(|_| !self.queue.contains(uid))?;
@@ -241,9 +241,9 @@ impl Core {
     }
 }
 
-/// One whole GPU, and nothing else.
-fn is_one(needs: &[Need]) -> bool {
-    matches!(needs, [need] if need.devices == 1 && need.whole)
+/// One whole GPU.
+fn is_one(need: &Need) -> bool {
+    need.devices == 1 && need.whole
 }
 
 fn gpus_of(place: &Placement) -> BTreeSet<GpuRef> {

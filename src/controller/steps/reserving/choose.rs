@@ -11,6 +11,7 @@ use crate::controller::core::Core;
 use crate::controller::queue::{Together, Turn};
 use crate::controller::steps::place::{Part, those};
 use crate::controller::view::{GpuRef, Pod};
+use crate::controller::wants::UNIT_TRIES_MAX;
 use crate::feasible::Resources;
 use crate::model::claim::ClaimKey;
 use crate::model::names::NodeName;
@@ -49,11 +50,16 @@ impl Core {
         }
         order.sort_unstable();
         let order: Vec<NodeName> = order.into_iter().map(|(_, name)| name).collect();
+        let ticks = self.purse.allowance(self.namespace(turn)?)?;
         let mut capacity = emptied.take().unwrap_or_else(|| self.emptied(|_| true));
+        capacity.index.allow(ticks);
+        self.capacity.index.allow(ticks);
         let owned = within.stays.map(|namespace| self.owned(namespace));
         owned.iter().for_each(|owned| give(&mut capacity, owned));
         self.reserves.of_others(&turn.key).for_each(|aside| capacity.set_aside(aside.clone()));
         let found = self.first_nodes(turn, &order, &mut capacity, now);
+        self.capacity.index.pay(capacity.index.spent().0);
+        self.pay(turn);
         capacity.lift_all();
         owned.iter().for_each(|owned| take(&mut capacity, owned));
         *emptied = Some(capacity);
@@ -68,6 +74,8 @@ impl Core {
         now: Moment,
     ) -> Option<Aside> {
         let nodes = self.reserves.of(&turn.key)?.aside.nodes();
+        let ticks = self.purse.allowance(self.namespace(turn)?)?;
+        self.capacity.index.allow(ticks);
         let mut parts = self.parts(turn, now)?;
         for part in &mut parts {
             let barred = self.barred_nodes(&part.pod);
@@ -80,6 +88,7 @@ impl Core {
             part.nodes = Nodes::Only(nodes.iter().filter(open).cloned().collect());
         }
         let mut capacity = self.emptied(|name| nodes.contains(name));
+        capacity.index.allow(ticks);
         if let Some(mut owned) = stays.map(|namespace| self.owned(namespace)) {
             owned.rooms.retain(|(node, _)| nodes.contains(node));
             for (_, grants) in &mut owned.grants {
@@ -88,16 +97,28 @@ impl Core {
             give(&mut capacity, &owned);
         }
         self.reserves.of_others(&turn.key).for_each(|aside| capacity.set_aside(aside.clone()));
-        self.freest(turn, &parts, &nodes, &mut capacity)
+        let found = self.freest(turn, &parts, &nodes, &mut capacity);
+        self.capacity.index.pay(capacity.index.spent().0);
+        self.pay(turn);
+        found
     }
 
     /// The parts of the pods of a unit that are placed together at least; none: one of them can have no place.
     pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<Part>> {
-        let mut parts: Vec<Part> = Vec::new();
+        let (mut parts, mut taken) = (Vec::new(), BTreeSet::new());
+        let mut tries = 0;
         for pod in &turn.pods {
-            let part = self.part(pod, &parts, now);
+            let part = self.part(pod, &taken, now);
             match (part, &turn.together) {
-                (Ok(part), _) => parts.extend(part),
+                (Ok(Some(part)), _) => {
+                    tries += part.tries();
+                    if tries > UNIT_TRIES_MAX {
+                        return None;
+                    }
+                    taken.extend(part.claims().iter().copied());
+                    parts.push(part);
+                }
+                (Ok(None), _) => {}
                 (Err(_), Together::AtLeast(_)) => {}
                 (Err(_), Together::All | Together::Alone) => return None,
             }
@@ -129,12 +150,12 @@ impl Core {
                         Nodes::Only(first.iter().filter(|name| allowed.allow(name)).cloned().collect());
                 }
                 match self.first_way(&parts) {
-                    Ok((_, decision)) => {
+                    Some((_, decision)) => {
                         let nodes = decision.placements.into_iter().map(|one| one.node).collect();
                         break Some((parts, nodes, serve));
                     }
-                    Err(_) if count < order.len() => count *= 2,
-                    Err(_) => break None,
+                    None if count < order.len() && self.capacity.index.has_left() => count *= 2,
+                    None => break None,
                 }
             }
         });
@@ -171,7 +192,7 @@ impl Core {
         std::mem::swap(&mut self.capacity, capacity);
         let mut of_first = |open: usize| {
             gpus.iter().skip(open).for_each(|gpu| self.capacity.set_closed(gpu, true));
-            let found = self.first_way(parts).ok().map(|(_, decision)| decision.placements);
+            let found = self.first_way(parts).map(|(_, decision)| decision.placements);
             gpus.iter().skip(open).for_each(|gpu| self.capacity.set_closed(gpu, false));
             found
         };
