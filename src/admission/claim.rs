@@ -93,6 +93,7 @@ pub(super) fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Pr
         found.extend(of_share(request, &configs));
         found.extend(without_meaning(request));
     }
+    found.extend(requests.iter().filter_map(too_little));
     if let Some(problem) = more_than_is_read(&requests, &at) {
         found.push(problem);
         return found;
@@ -295,6 +296,14 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> 
         (None, _, share) => without_amount(request, share.map(|(config, _)| config)),
     });
     found
+}
+
+/// A share that kube-scheduler places, and rounds up to 1 MiB: who asks for less has forgotten the unit.
+fn too_little(request: &ClaimRequest<'_>) -> Option<Problem> {
+    let is_scheduled = request.whose == Whose::Scheduler && request.class == WHOLE_CLASS;
+    let (_, quantity) = request.capacity().find(|(name, _)| is_scheduled && *name == params::MEMORY)?;
+    let words = params::requested_memory(quantity).err()?;
+    Some(Problem { field: format!("{}.capacity.requests[{}]", request.at, params::MEMORY), words })
 }
 
 /// A request of which nobody says how much it is for. `config`: its GpuShare.
@@ -682,6 +691,34 @@ mod tests {
         assert_eq!(told(both(json!([]))), [""; 0]);
         assert_eq!(told(both(json!(["part"]))), [""; 0]);
         assert!(only(both(json!(["whole"]))).contains("given whole"));
+    }
+
+    #[test]
+    fn a_share_that_kube_scheduler_places_is_at_least_1_mib() {
+        let of = |class: &str, memory: &str| json!({"deviceClassName": class, "capacity": {"requests": {"memory": memory}}});
+        for (memory, words) in [
+            ("2000", "2000 bytes are less than 1 MiB; did you mean 2000Mi?"),
+            ("1048575", "1048575 bytes are less than 1 MiB; did you mean 1Mi?"),
+            ("0", "0 is not a valid amount of memory; write one such as 2000Mi"),
+        ] {
+            let at = "spec.devices.requests[0].exactly.capacity.requests[memory]";
+            let request = json!({"name": "gpu", "exactly": of("gpu.nvidia.com", memory)});
+            assert_eq!(only(json!({"requests": [request]})), format!("{at}: {words}"));
+            let at = "spec.devices.requests[0].firstAvailable[1].capacity.requests[memory]";
+            let mut alternatives = [of("gpu.nvidia.com", "20Gi"), of("gpu.nvidia.com", memory)];
+            for (alternative, name) in alternatives.iter_mut().zip(["a", "b"]) {
+                alternative["name"] = json!(name);
+            }
+            let request = json!({"name": "gpu", "firstAvailable": alternatives});
+            assert_eq!(only(json!({"requests": [request]})), format!("{at}: {words}"));
+        }
+        // Of another class nobody here knows what its memory is.
+        for (class, memory) in
+            [("gpu.nvidia.com", "1Mi"), ("nic.example.com", "2000"), ("new.example.com", "1")]
+        {
+            let request = json!({"name": "gpu", "exactly": of(class, memory)});
+            assert_eq!(told(json!({"requests": [request]})), [""; 0], "{class}");
+        }
     }
 
     #[test]

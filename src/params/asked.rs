@@ -6,6 +6,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::gpu_share::requested_memory;
 use super::{Amount, Fraction, GpuShare};
 use crate::model::quantity::{Bytes, Quantity};
 
@@ -37,8 +38,8 @@ pub enum AskedError {
          a domain; a GpuShare says the rest (compute, maxProcesses)"
     )]
     Other { name: String },
-    #[error("{quantity:?} is not a valid amount of memory; write one such as 2000Mi")]
-    Memory { quantity: String },
+    #[error("{problem}")]
+    Memory { problem: String },
     #[error("{quantity:?} is not a valid part of a GPU; write whole thousandths from 1 to 1000, such as 250")]
     Thousandths { quantity: String },
     #[error("does not go with capacity.requests.memory; write one of the two")]
@@ -151,9 +152,7 @@ fn of_request<'a>(
 }
 
 fn bytes(text: &str) -> Result<Bytes, AskedError> {
-    let bytes = text.parse::<Quantity>().ok().and_then(Quantity::units_ceil).map(Bytes);
-    let bytes = bytes.filter(|bytes| *bytes >= Bytes::from_mib(1));
-    bytes.ok_or_else(|| AskedError::Memory { quantity: text.to_owned() })
+    requested_memory(text).map_err(|problem| AskedError::Memory { problem })
 }
 
 fn fraction(text: &str) -> Result<Fraction, AskedError> {
@@ -255,8 +254,14 @@ mod tests {
                 Some("capacity.requests[thousandths]"),
                 "one of the two",
             ),
-            (Said::Nowhere, vec![("memory", "2000")], Some("capacity.requests[memory]"), "2000Mi"),
-            (Said::Nowhere, vec![("memory", "much")], Some("capacity.requests[memory]"), "much"),
+            (
+                Said::Nowhere,
+                vec![("memory", "2000")],
+                Some("capacity.requests[memory]"),
+                "2000 bytes are less than 1 MiB; did you mean 2000Mi?",
+            ),
+            (Said::Nowhere, vec![("memory", "0")], Some("capacity.requests[memory]"), "such as 2000Mi"),
+            (Said::Nowhere, vec![("memory", "much")], Some("capacity.requests[memory]"), "\"much\" is not"),
             (Said::Nowhere, vec![("thousandths", "0")], Some("capacity.requests[thousandths]"), "1 to 1000"),
             (Said::Nowhere, vec![("thousandths", "1001")], Some("capacity.requests[thousandths]"), "1001"),
             (Said::Nowhere, vec![("thousandths", "0.5")], Some("capacity.requests[thousandths]"), "whole"),

@@ -254,17 +254,32 @@ fn percent(compute: Scalar) -> Result<Percent, ParamsError> {
     Percent::try_from(number).map_err(|error| wrong(error.to_string()))
 }
 
-/// The least is 1 MiB: MPS counts in MiB, and who writes `2000` means no bytes.
 fn bytes(quantity: Quantity) -> Result<Bytes, ParamsError> {
-    let problem = match quantity.units_ceil() {
-        Some(bytes) if bytes >= Bytes::from_mib(1).0 => return Ok(Bytes(bytes)),
+    memory(quantity).map_err(|problem| ParamsError::new("memory", problem))
+}
+
+/// The least is 1 MiB: MPS counts in MiB, and who writes `2000` means no bytes.
+fn memory(quantity: Quantity) -> Result<Bytes, String> {
+    match quantity.units_ceil() {
+        Some(bytes) if bytes >= Bytes::from_mib(1).0 => Ok(Bytes(bytes)),
         Some(bytes @ 1..) => {
             let meant = if bytes <= MEANT_AS_MIB_MAX { bytes } else { 1 };
-            format!("{bytes} bytes are less than 1 MiB; did you mean {meant}Mi?")
+            Err(format!("{bytes} bytes are less than 1 MiB; did you mean {meant}Mi?"))
         }
-        _ => format!("{quantity} is not a valid amount of memory; write one such as 2000Mi"),
-    };
-    Err(ParamsError::new("memory", problem))
+        _ => Err(format!("{quantity} is not a valid amount of memory; write one such as 2000Mi")),
+    }
+}
+
+/// The memory that a request's `capacity.requests.memory` asks for, whoever places it.
+///
+/// # Errors
+/// It is no quantity, or less than the least: the words of a `GpuShare`'s `memory`.
+pub fn requested_memory(text: &str) -> Result<Bytes, String> {
+    let quantity = text.parse::<Quantity>();
+    memory(
+        quantity
+            .map_err(|_| format!("{text:?} is not a valid amount of memory; write one such as 2000Mi"))?,
+    )
 }
 
 fn isolation(word: &str) -> Result<Isolation, ParamsError> {

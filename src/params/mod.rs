@@ -18,6 +18,7 @@ pub use asked::{AskedError, MEMORY, Said, THOUSANDTHS, asked, capacity_of};
 pub use decode::{ParamsError, decode};
 pub use gpu_share::{
     Amount, Fraction, GpuShare, MIG_OF_SCHEDULED_SHARE, limit_of_scheduled_share, limit_of_whole,
+    requested_memory,
 };
 pub use grant::{GrantedDevice, ShareGrant};
 pub use resolve::{DeviceSettings, ResolveError, grant_of, resolve};

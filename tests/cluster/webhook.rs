@@ -314,17 +314,36 @@ async fn claims_that_can_never_be_placed_are_refused_through_kubectl() {
             "capacity.requests[memory]: asks for 2048 MiB, but the claim's GpuShare says 1024 MiB",
         ),
     ];
+    // The unit forgotten, of the class whose shares kube-scheduler places: once alone, once as an alternative.
+    let bytes = json!({"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": "2000"}}});
+    let mut alternative = bytes.clone();
+    alternative["name"] = json!("share");
+    let forgotten = [
+        (
+            json!([{"name": "gpu", "exactly": bytes}]),
+            "capacity.requests[memory]: 2000 bytes are less than 1 MiB; did you mean 2000Mi?",
+        ),
+        (
+            json!([{"name": "gpu", "firstAvailable": [alternative]}]),
+            "capacity.requests[memory]: 2000 bytes are less than 1 MiB; did you mean 2000Mi?",
+        ),
+    ];
     // Clusters that do not know capacities drop them.
     let mut whole = manifests::claim("whole", json!({"requests": [manifests::gpu("gpu")]}));
     whole["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = quantity;
     let stored = ["create", "--dry-run=server", "-o", "json", "-f", &stage.file("whole", &whole)];
     let stored = stage.rig.kubectl(&[&["-n", OTHER][..], &stored].concat());
     let knows_capacities = stored.contains("\"capacity\"");
-    for (requests, words) in never {
+    let with_amount = never.into_iter().map(|one| (one, true));
+    for ((requests, words), has_amount) in with_amount.chain(forgotten.map(|one| (one, false))) {
         let mut bad = claim("a", json!({"memory": "1Gi"}));
         bad["spec"]["devices"]["requests"] = requests;
+        if !has_amount {
+            // Nothing else in it is for this driver.
+            bad["spec"]["devices"]["config"] = json!([]);
+        }
         let said = stage.create(OTHER, &stage.file("never", &bad), false);
-        if words.starts_with("capacity") && !knows_capacities {
+        if words.contains("capacity.requests") && !knows_capacities {
             println!("not tried here: this cluster drops capacities");
             continue;
         }

@@ -408,6 +408,26 @@ async fn the_class_may_say_how_much_a_share_is() {
     replica.stop().await;
 }
 
+#[tokio::test]
+async fn a_share_of_kube_schedulers_with_a_forgotten_unit_is_refused() {
+    let api = cluster();
+    let replica = start(&api, own(SHORT * 360));
+    replica.until_ready().await;
+    let bundle = secret(&api)["ca.crt"].0.clone();
+    let part = |memory: &str| {
+        let capacity = json!({"requests": {"memory": memory}});
+        let request = json!({"deviceClassName": "gpu.nvidia.com", "capacity": capacity});
+        json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": request}]}}})
+    };
+    assert_eq!(replica.review(&bundle, "/validate", CLAIM, part("2000Mi")).await["allowed"], true);
+    let answer = replica.review(&bundle, "/validate", CLAIM, part("2000")).await;
+    assert_eq!(answer["allowed"], false);
+    let said = answer["status"]["message"].as_str().unwrap();
+    let at = "spec.devices.requests[0].exactly.capacity.requests[memory]";
+    assert!(said.contains(&format!("{at}: 2000 bytes are less than 1 MiB; did you mean 2000Mi?")), "{said}");
+    replica.stop().await;
+}
+
 /// A folder with a certificate, as cert-manager would keep it, and the CA to trust.
 struct Mounted {
     folder: tempfile::TempDir,
