@@ -286,6 +286,10 @@ pub struct RootArgs {
     /// another [default: none].
     #[arg(long, env = "TRANCHE_TOOLKIT_ROOT", hide_env_values = true)]
     pub toolkit_root: Option<String>,
+    /// The folder of NVIDIA's container toolkit on the host, below the toolkit root, or else below the driver root; it is
+    /// looked at first [default: none].
+    #[arg(long, env = "TRANCHE_TOOLKIT_DIR", hide_env_values = true)]
+    pub toolkit_dir: Option<String>,
     /// Directory of the device nodes as this process sees it [default: <driver-root>/dev if
     /// nvidiactl is there, else /dev].
     #[arg(long, env = "TRANCHE_DEV_ROOT", hide_env_values = true)]

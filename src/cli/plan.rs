@@ -67,6 +67,10 @@ pub struct DriverArgs {
     /// The host's root, to look for NVIDIA's container toolkit in, where the driver root is another [default: none].
     #[arg(long, value_name = "DIR")]
     pub toolkit_root: Option<PathBuf>,
+    /// The folder of NVIDIA's container toolkit on the host, below the toolkit root, or else below the driver root; it is
+    /// looked at first [default: none].
+    #[arg(long, value_name = "DIR")]
+    pub toolkit_dir: Option<PathBuf>,
     /// Directory of the device nodes [default: <driver-root>/dev if nvidiactl is there, else /dev].
     #[arg(long, value_name = "DIR")]
     pub dev_root: Option<PathBuf>,

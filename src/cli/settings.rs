@@ -304,10 +304,18 @@ impl Reader {
     }
 
     fn roots(&mut self, args: RootArgs) -> Roots {
-        let RootArgs { driver_root, driver_root_on_host, driver_library_dirs, toolkit_root, dev_root } = args;
+        let RootArgs {
+            driver_root,
+            driver_root_on_host,
+            driver_library_dirs,
+            toolkit_root,
+            toolkit_dir,
+            dev_root,
+        } = args;
         Roots {
             driver: self.driver(driver_root, driver_library_dirs),
             toolkit_root: given(toolkit_root).map(|path| self.path("--toolkit-root", Some(path), "")),
+            toolkit_dir: given(toolkit_dir).map(|path| self.path("--toolkit-dir", Some(path), "")),
             driver_root_on_host: self.path("--driver-root-on-host", driver_root_on_host, "/"),
             dev_root: given(dev_root).map(|path| self.path("--dev-root", Some(path), "")),
         }
@@ -694,6 +702,7 @@ mod tests {
         let roots = |dev_root: Option<&str>| Roots {
             driver: Path::new("/driver-root").into(),
             toolkit_root: None,
+            toolkit_dir: None,
             driver_root_on_host: "/run/nvidia/driver".into(),
             dev_root: dev_root.map(PathBuf::from),
         };

@@ -25,6 +25,15 @@ pub struct NodeState {
     pub claims: Vec<Holder>,
     /// MPS daemons, while claims need them.
     pub mps: Vec<DaemonState>,
+    pub toolkit: Toolkit,
+}
+
+/// NVIDIA's container toolkit.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Toolkit {
+    /// It is not where an administrator said.
+    pub missing: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -34,6 +34,8 @@ pub struct DriverRoot {
     pub place: DriverPlace,
     /// The host's root, to look for NVIDIA's container toolkit in, where the driver root is another.
     pub toolkit: Option<RootView>,
+    /// The toolkit's folder on the host, as an administrator named it: below `toolkit`, or else below the driver root.
+    pub toolkit_dir: Option<PathBuf>,
     pub hook: HookChoice,
     pub dev: DevRoot,
 }
@@ -59,7 +61,7 @@ impl DriverRoot {
     pub fn of(place: DriverPlace, outside: impl Into<String>) -> Self {
         let view = RootView::new(place.root(), outside);
         let dev = DevRoot { view: view.clone(), proc: PathBuf::from("/proc") };
-        Self { view, place, toolkit: None, hook: HookChoice::Search, dev }
+        Self { view, place, toolkit: None, toolkit_dir: None, hook: HookChoice::Search, dev }
     }
 }
 
@@ -225,7 +227,10 @@ fn find_hook(root: &DriverRoot) -> Result<FoundHook, ScanError> {
             Ok((Some(Hook { path: path.clone(), tool }), BTreeSet::new()))
         }
         HookChoice::Search => {
-            let mut looked = BTreeSet::new();
+            let (named, mut looked) = named_hook(root);
+            if named.is_some() {
+                return Ok((named, looked));
+            }
             for view in root.toolkit.iter().chain([&root.view]) {
                 let look = Looker::new(view);
                 let found = places::HOOKS.iter().filter_map(|place| hook(&look, place)).next();
@@ -237,6 +242,34 @@ fn find_hook(root: &DriverRoot) -> Result<FoundHook, ScanError> {
             Ok((None, looked))
         }
     }
+}
+
+/// The hook in the toolkit's folder that an administrator named.
+fn named_hook(root: &DriverRoot) -> FoundHook {
+    let Some(folder) = root.toolkit_dir.as_deref().and_then(Path::to_str) else {
+        return (None, BTreeSet::new());
+    };
+    let look = Looker::new(root.toolkit.as_ref().unwrap_or(&root.view));
+    let folder = folder.trim_matches('/');
+    let found = places::HOOK_NAMES.iter().find_map(|name| hook(&look, &format!("{folder}/{name}")));
+    (found, look.directories())
+}
+
+/// An administrator named the toolkit's folder, and no hook is in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{} on the host, which is named as the folder of NVIDIA's container toolkit, has neither nvidia-cdi-hook nor \
+     nvidia-ctk; without one of them containers get no linker cache. It is looked for again with each claim; install the \
+     toolkit there, or correct --toolkit-dir (node.toolkitDir of the chart)",
+    folder.display()
+)]
+pub struct MissingToolkit {
+    pub folder: PathBuf,
+}
+
+fn missing_toolkit(root: &DriverRoot) -> Option<MissingToolkit> {
+    let folder = root.toolkit_dir.clone().filter(|_| root.hook == HookChoice::Search)?;
+    named_hook(root).0.is_none().then_some(MissingToolkit { folder })
 }
 
 /// The tool is told by the name looked for, the path is what it resolves to.

@@ -93,6 +93,8 @@ pub struct Roots {
     /// Where the host's own programs are, for NVIDIA's container toolkit, if the driver root is another: as this process
     /// sees it.
     pub toolkit_root: Option<PathBuf>,
+    /// The toolkit's folder on the host, as an administrator named it.
+    pub toolkit_dir: Option<PathBuf>,
     /// As given; see [`Roots::dev_root`].
     pub dev_root: Option<PathBuf>,
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::carver::{self, Carver};
 use super::carving::{CarvedByClaims, carved_boards};
@@ -191,6 +191,9 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),
     };
+    if let Some(missing) = executor.driver.missing_toolkit() {
+        warn!("{missing}");
+    }
     Ok(Ledger { lanes: Arc::new(Lanes::new(lanes_dir)), executor: Arc::new(executor) })
 }
 
@@ -208,6 +211,7 @@ pub fn driver_root(roots: &Roots, proc: &Path) -> DriverRoot {
         view: view(roots.driver.root(), &roots.driver_root_on_host),
         place: roots.driver.clone(),
         toolkit: roots.toolkit_root.as_deref().map(|inside| view(inside, Path::new("/"))),
+        toolkit_dir: roots.toolkit_dir.clone(),
         hook: HookChoice::Search,
         dev: DevRoot { view: view(&parent(&dev.here), &parent(&dev.on_host)), proc: proc.to_owned() },
     }

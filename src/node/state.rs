@@ -66,6 +66,10 @@ impl Parts {
         let daemons = self.daemons.clone();
         dump.add("mps", move || json!(*daemons.borrow()));
         let preparer = self.preparer.clone();
+        dump.add("toolkit", move || {
+            json!({"missing": preparer.executor.driver.missing_toolkit().map(|missing| missing.to_string())})
+        });
+        let preparer = self.preparer.clone();
         dump.add("claims", move || claims(&preparer));
     }
 }

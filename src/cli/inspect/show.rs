@@ -316,6 +316,7 @@ fn notes(state: &NodeState) -> Vec<String> {
     if let Some(dropped) = &state.slices.dropped {
         notes.push(format!("This API server does not keep {dropped}"));
     }
+    notes.extend(state.toolkit.missing.as_ref().map(|words| format!("{words}.")));
     notes
 }
 
@@ -459,6 +460,7 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <no
                                     "words": "Xid 48: memory has an uncorrectable error"}]);
         state["kubelet"] = json!({"registration": "Refused", "reason": "another driver has the name"});
         state["slices"]["error"] = json!("forbidden");
+        state["toolkit"] = json!({"missing": "/opt/toolkit has neither"});
         let whole = json!({"whole": {"because": "it is in MIG mode"}});
         state["slices"]["offered"] = json!({"gpu-3": whole, "gpu-4": whole});
         state["slices"]["dropped"] = json!("spec.devices[].allowMultipleAllocations");
@@ -469,6 +471,7 @@ gpu-1-mig-1g10gb-19-0   mig    NVIDIA H100   1g.10gb   10Gi      <none>      <no
             "Kubelet refused the plugin: another driver has the name\n",
             "The last look failed (2 in a row): NVML is gone\n",
             "cannot be written, which is tried again: forbidden\n",
+            "/opt/toolkit has neither.\n",
             "gpu-3 (NoNewPods since 2026-01-01T00:00:00Z): Xid 48: memory has an uncorrectable error.\n",
             "does not keep spec.devices[].allowMultipleAllocations\n",
             "Only given whole: gpu-3, gpu-4: it is in MIG mode.\n",

@@ -24,6 +24,7 @@ pub fn found(
     let roots = Roots {
         driver: driver_root.into(),
         toolkit_root: args.toolkit_root.clone(),
+        toolkit_dir: args.toolkit_dir.clone(),
         driver_root_on_host: args.driver_root_on_host.clone(),
         dev_root: args.dev_root.clone(),
     };

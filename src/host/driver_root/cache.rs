@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{DriverRoot, ScanError, traced_scan};
+use super::{DriverRoot, MissingToolkit, ScanError, missing_toolkit, traced_scan};
 use crate::cdi::{CdiNodes, DriverFiles, RootFiles};
 use crate::host::device_nodes::{self, NodeError};
 
@@ -77,6 +77,12 @@ impl DriverRootCache {
         let files = Arc::new(files);
         *kept = Kept::settled(version, files.clone(), directories, begun);
         Ok(files)
+    }
+
+    /// What is to be told of a toolkit that an administrator named and that is not there. Looks anew, with a few calls
+    /// for files.
+    pub fn missing_toolkit(&self) -> Option<MissingToolkit> {
+        missing_toolkit(&self.root)
     }
 
     /// Forgets what is kept: after [`super::check`] found a path missing.

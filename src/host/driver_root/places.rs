@@ -68,6 +68,9 @@ pub const FIRMWARE: [&str; 2] = ["lib/firmware/nvidia", "usr/lib/firmware/nvidia
 /// Sockets of daemons that clients of the driver talk to.
 pub const SOCKETS: [&str; 2] = ["run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket"];
 
+/// The toolkit's hook programs. First match wins.
+pub const HOOK_NAMES: [&str; 2] = ["nvidia-cdi-hook", "nvidia-ctk"];
+
 /// NVIDIA's container toolkit, as packages and as the GPU operator install it. First match wins.
 pub const HOOKS: [&str; 6] = [
     "usr/bin/nvidia-cdi-hook",

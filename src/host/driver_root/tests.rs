@@ -227,6 +227,38 @@ fn the_hook_is_found_in_the_root_or_the_toolkits_root() {
 }
 
 #[test]
+fn the_toolkits_folder_that_an_administrator_named_is_looked_at_first_and_told_while_it_has_no_hook() {
+    let (dir, host) = (usual(), tempfile::tempdir().unwrap());
+    put(dir.path(), "usr/bin/nvidia-cdi-hook", "x");
+    put(host.path(), "usr/bin/nvidia-cdi-hook", "x");
+    let named =
+        DriverRoot { toolkit_dir: Some("/opt/vendor/toolkit".into()), ..root(&dir, "/run/nvidia/driver") };
+    let on_host = DriverRoot { toolkit: Some(RootView::new(host.path(), "/")), ..named.clone() };
+    for (root, below, seen, elsewhere) in [
+        (on_host, host.path(), "", "/usr/bin/nvidia-cdi-hook"),
+        (named, dir.path(), "/run/nvidia/driver", "/run/nvidia/driver/usr/bin/nvidia-cdi-hook"),
+    ] {
+        let cache = DriverRootCache::new(root.clone());
+        let hook = || cache.root_files(None).unwrap().hook.clone().unwrap();
+        assert_eq!(hook().path.host, elsewhere);
+        let told = cache.missing_toolkit().unwrap().to_string();
+        assert!(told.starts_with("/opt/vendor/toolkit on the host, which is named "), "{told}");
+        assert!(told.contains("has neither nvidia-cdi-hook nor nvidia-ctk"), "{told}");
+        // It comes later, as the GPU Operator's does.
+        put(below, "opt/vendor/toolkit/nvidia-ctk", "x");
+        assert_eq!(hook().path.host, format!("{seen}/opt/vendor/toolkit/nvidia-ctk"));
+        assert_eq!(hook().tool, HookTool::NvidiaCtk);
+        assert_eq!(cache.missing_toolkit(), None);
+        put(below, "opt/vendor/toolkit/nvidia-cdi-hook", "x");
+        assert_eq!(hook().path.host, format!("{seen}/opt/vendor/toolkit/nvidia-cdi-hook"));
+        let off = DriverRootCache::new(DriverRoot { hook: HookChoice::Off, ..root });
+        assert_eq!(off.missing_toolkit(), None);
+    }
+    let unnamed = DriverRootCache::new(root(&dir, "/run/nvidia/driver"));
+    assert_eq!(unnamed.missing_toolkit(), None);
+}
+
+#[test]
 fn layouts_of_node_images_are_known() {
     for (folder, programs) in [
         ("usr/lib/nvidia", "usr/bin"),
