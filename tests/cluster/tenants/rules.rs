@@ -187,7 +187,7 @@ async fn a_tenants_pod_with_a_device_mounts_no_folder_that_leads_past_its_limits
         }
         tenant.admitted(legal, &with_folder(legal, false)).await;
     }
-    for legal in ["/mnt/data", "/home", "/usr/local/cuda", "/var/log", "/tmp"] {
+    for legal in ["/mnt/data", "/home", "/usr/local/cuda", "/etc/localtime", "/tmp"] {
         tenant.admitted(legal, &with_folder(legal, false)).await;
     }
     // A volume of an administrator's may be any folder; a tenant has no such right.
