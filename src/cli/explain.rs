@@ -160,6 +160,10 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         };
         told.push(ExplainedClaim { explained, carried });
     }
+    let has_place = |told: &ExplainedClaim| matches!(told.explained.answer, Answer::Placed { .. });
+    if file.is_some() || !told.iter().all(has_place) || !asked.lacks.is_empty() {
+        asked.remarks.extend(quota::not_looked_at(site.listing.quotas()));
+    }
     let waits = |told: &ExplainedClaim| {
         matches!(&told.explained.answer, Answer::Would { .. })
             || matches!(&told.explained.answer, Answer::Waits { because: Because::Short(_), .. })

@@ -365,8 +365,14 @@ async fn a_quota_that_is_used_up_is_told_before_room_that_there_is() {
     put_quota(&api, devices, "7", "8");
     has(&answered(&api, "explain pod/kai -n ml").await, &["there is room now on node node-a"], 0);
     put_quota(&api, devices, "8", "8");
+    let scoped = json!({"metadata": {"name": "best-effort", "namespace": "ml"},
+        "spec": {"scopes": ["BestEffort"], "hard": {devices: "0"}}});
+    api.put("resourcequotas", scoped);
+    let not_looked_at = "Note:       ResourceQuota best-effort has scopes, which are not looked at\n";
     let full = format!("ResourceQuota team: {devices}: 8 of 8 used, 1 needed");
     let said = answered(&api, "explain pod/kai -n ml").await;
+    has(&said, &[not_looked_at], 3);
+    assert!(!answered(&api, "explain ml/running").await.contains("has scopes"), "it has its place");
     has(
         &said,
         &["Answer:     waits (quota)\nWhy:        the controller may not create the claim: ", &full],

@@ -1,5 +1,5 @@
 //! What the ResourceQuotas of a namespace leave for a claim or a pod that is still to be created. As kube-apiserver counts
-//! (pkg/quota/v1/evaluator/core); quotas with scopes are not looked at.
+//! (pkg/quota/v1/evaluator/core); quotas with scopes are not looked at, which is told.
 
 use std::collections::BTreeMap;
 
@@ -117,13 +117,21 @@ fn chosen(resources: &ResourceRequirements, limits: bool) -> Option<&List> {
 
 /// What keeps it from being created, in words: each resource of each quota that it would exceed.
 pub fn exceeded(quotas: &[ResourceQuota], usage: &Usage) -> Vec<String> {
-    let scoped = |quota: &ResourceQuota| {
-        let spec = quota.spec.as_ref();
-        spec.is_some_and(|spec| {
-            spec.scope_selector.is_some() || spec.scopes.iter().flatten().next().is_some()
-        })
-    };
-    quotas.iter().filter(|quota| !scoped(quota)).flat_map(|quota| of_quota(quota, usage)).collect()
+    quotas.iter().filter(|quota| !is_scoped(quota)).flat_map(|quota| of_quota(quota, usage)).collect()
+}
+
+/// Words about the quotas that [`exceeded`] knows nothing of.
+pub fn not_looked_at(quotas: &[ResourceQuota]) -> impl Iterator<Item = String> {
+    let scoped = quotas.iter().filter(|quota| is_scoped(quota));
+    scoped.map(|quota| {
+        let name = quota.metadata.name.as_deref().unwrap_or_default();
+        format!("ResourceQuota {name} has scopes, which are not looked at")
+    })
+}
+
+fn is_scoped(quota: &ResourceQuota) -> bool {
+    let spec = quota.spec.as_ref();
+    spec.is_some_and(|spec| spec.scope_selector.is_some() || spec.scopes.iter().flatten().next().is_some())
 }
 
 fn of_quota(quota: &ResourceQuota, usage: &Usage) -> Vec<String> {
@@ -232,6 +240,9 @@ mod tests {
         assert_eq!(told("pods", "3", "3"), "ResourceQuota team: pods: 3 of 3 used, 1 needed");
         let mut scoped = quota(json!({"pods": "0"}), json!({"pods": "0"}));
         scoped.spec.as_mut().unwrap().scopes = Some(vec!["BestEffort".to_owned()]);
-        assert_eq!(exceeded(&[scoped], &usage), [""; 0]);
+        let all = [scoped, quota(json!({"pods": "3"}), json!({"pods": "0"}))];
+        assert_eq!(exceeded(&all[..1], &usage), [""; 0]);
+        let told: Vec<_> = not_looked_at(&all).collect();
+        assert_eq!(told, ["ResourceQuota team has scopes, which are not looked at"]);
     }
 }
