@@ -64,6 +64,22 @@ impl AttributeValue {
     }
 }
 
+/// The attribute with all memory of a GPU, in MiB, and the capacity with what is counted of it.
+const TOTAL: &str = "totalMemoryMiB";
+const MEMORY: &str = "memory";
+
+/// Behind the words about GPUs that such a selector leaves out.
+pub const BY_TOTAL_MEMORY: &str = "the capacity memory of a GPU that is shared is what its shares can be granted, which is less \
+                                   than it has: select by device.attributes['gpu.nvidia.com'].totalMemoryMiB";
+
+/// The selector reads the capacity `memory`, as far as its text tells.
+pub fn is_by_memory_capacity(selector: &str) -> bool {
+    selector.split("device.capacity").skip(1).any(|after| {
+        let after = after.split("device.").next().unwrap_or_default();
+        after.contains(MEMORY)
+    })
+}
+
 /// What a selector can see of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceFacts {
@@ -94,6 +110,20 @@ impl DeviceFacts {
                 .collect(),
             allow_multiple: device.allow_multiple_allocations.unwrap_or(false),
         }
+    }
+
+    /// The same device, with all of its memory as the capacity, which is what can be granted where it is shared. None: it
+    /// does not say, or that is all.
+    pub fn by_total_memory(&self) -> Option<Self> {
+        let (total, memory) =
+            (QualifiedName::of(TOTAL, &self.driver), QualifiedName::of(MEMORY, &self.driver));
+        let AttributeValue::Int(mib) = self.attributes.get(&total)? else { return None };
+        let total = Quantity::from_units(u64::try_from(*mib).ok()?.checked_mul(1 << 20)?);
+        (*self.capacity.get(&memory)? < total).then(|| {
+            let mut facts = self.clone();
+            facts.capacity.insert(memory, total);
+            facts
+        })
     }
 
     /// Takes what the other has as well from there: in memory it is then there once.

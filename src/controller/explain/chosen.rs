@@ -7,7 +7,9 @@ use super::listing::{ListedDevice, Listing};
 use super::nodes::cut;
 use crate::controller::view::GpuRef;
 use crate::model::names::DRIVER;
-use crate::select::{COST_MAX, DeviceFacts, SelectError, Selector, TICKS_PER_UNIT};
+use crate::select::{
+    BY_TOTAL_MEMORY, COST_MAX, DeviceFacts, SelectError, Selector, TICKS_PER_UNIT, is_by_memory_capacity,
+};
 
 /// Of all selectors of a claim on all devices, in ticks: twenty evaluations that cost the most, or some hundred thousand as
 /// people write them.
@@ -31,6 +33,8 @@ pub(super) struct Chosen {
     /// The request's own, with whether any device of the class matches it.
     selectors: Vec<(String, bool)>,
     seen: BTreeMap<GpuRef, Seen>,
+    /// None is chosen, but one would be if its capacity `memory` were all memory that it has.
+    by_total: bool,
 }
 
 /// What evaluations have cost.
@@ -55,10 +59,12 @@ impl Chosen {
             is_ours: class.iter().any(|selector| selector.text().contains(DRIVER)),
             selectors: own.iter().map(|selector| (selector.text().to_owned(), false)).collect(),
             seen: BTreeMap::new(),
+            by_total: false,
         };
         for node in listing.pools() {
             for (name, device) in listing.devices(node) {
                 let seen = chosen.look(&class, &own, &device, spent);
+                chosen.by_total |= seen == Seen::NotSelected && would_be_by_total(&own, &device.facts, spent);
                 chosen.seen.insert(GpuRef::new(node, &name), seen);
             }
         }
@@ -116,9 +122,10 @@ impl Chosen {
             (0, _) => format!("no device of class {class} is published in the cluster"),
             (_, Some(failed)) => failed,
             (all, None) => format!(
-                "no device matches selector {}; class {class} has {all} device{} in the cluster",
+                "no device matches selector {}; class {class} has {all} device{} in the cluster{}",
                 self.culprit(),
-                if all == 1 { "" } else { "s" }
+                if all == 1 { "" } else { "s" },
+                if self.by_total { format!("; {BY_TOTAL_MEMORY}") } else { String::new() }
             ),
         })
     }
@@ -136,6 +143,15 @@ impl Chosen {
         let texts: Vec<&str> = self.selectors.iter().map(|(text, _)| text.as_str()).collect();
         cut(&texts.join(" && "))
     }
+}
+
+/// The selectors read the capacity `memory`, and would choose the device if that were all memory that it has.
+fn would_be_by_total(own: &[Selector], facts: &DeviceFacts, spent: &mut Spent) -> bool {
+    if !own.iter().any(|selector| is_by_memory_capacity(selector.text())) {
+        return false;
+    }
+    let Some(total) = facts.by_total_memory() else { return false };
+    own.iter().all(|selector| spent.on(selector, &total).unwrap_or(false))
 }
 
 impl Spent {

@@ -23,6 +23,7 @@ use crate::feasible::{self, Demands};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
+use crate::select;
 
 /// Of asking a node whether it meets one of a pod's demands, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const TERM_TICKS: u64 = 10;
@@ -503,11 +504,14 @@ impl Core {
             }
         }
         let unshared = self.view.unshared_devices();
-        if let (Shortage::Candidates { .. }, 1..) = (&explanation.shortage, unshared) {
-            words.push_str(&format!(
-                "; {unshared} devices of the cluster are not shared: MIG devices, GPUs that are given whole only, GPUs \
-                 that report no memory"
-            ));
+        if let (Shortage::Candidates { .. }, 1..) = (&explanation.shortage, unshared.all()) {
+            words.push_str(&format!("; not shared, whatever the claim selects: {unshared}"));
+        }
+        if let (Shortage::Candidates { .. }, Some(left)) =
+            (&explanation.shortage, explanation.skipped.not_selected.as_ref())
+            && select::is_by_memory_capacity(&left.selector)
+        {
+            words.push_str(&format!("; {}", select::BY_TOTAL_MEMORY));
         }
         let reason = Reason::of(&explanation.shortage);
         Refused { pod: part.pod.clone(), reason, words }

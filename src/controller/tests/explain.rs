@@ -236,21 +236,44 @@ fn devices_that_are_not_shared_are_counted_where_no_gpu_matches() {
         whole["attributes"].as_object_mut().unwrap().remove("grantableMemoryMiB");
         whole
     };
+    let without_memory = |minor: u32| {
+        let mut device = whole_only(minor);
+        device["capacity"].as_object_mut().unwrap().remove("memory");
+        device
+    };
+    let mut mig = whole_only(9);
+    mig["attributes"]["type"]["string"] = json!("mig");
     cluster.put_node("node-1", 0);
-    cluster.put_slice("node-1", vec![whole_only(0), whole_only(1)]);
+    cluster.put_slice("node-1", vec![whole_only(0), whole_only(1), without_memory(2), mig]);
     let selector = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA GB10'";
     share_with(&mut cluster, "small", selector);
-    let counted = "; 2 devices of the cluster are not shared: MIG devices, GPUs that are given whole only";
+    let counted = "; not shared, whatever the claim selects: 1 MIG device, 1 GPU whose memory is not known, 2 GPUs kept from \
+                   sharing (sharing.exclusiveGPUs, ";
     let (because, words, _) = wait(&asked(&mut cluster, "small").answer);
     assert_eq!(because.as_str(), "candidates");
     assert!(words.contains(counted), "{words}");
     // They are gone, or shared now.
     cluster.put_slice("node-1", vec![whole_only(0), device("node-1", 1, true)]);
     let (_, words, _) = wait(&asked(&mut cluster, "small").answer);
-    assert!(words.contains("; 1 devices of the cluster"), "{words}");
+    assert!(words.contains("whatever the claim selects: 1 GPU kept from sharing "), "{words}");
     cluster.put_slice("node-1", vec![device("node-1", 0, true)]);
     let (_, words, _) = wait(&asked(&mut cluster, "small").answer);
-    assert!(!words.contains("of the cluster"), "{words}");
+    assert!(!words.contains("not shared"), "{words}");
+}
+
+#[test]
+fn who_selects_by_the_capacity_of_memory_is_told_of_the_total() {
+    let mut cluster = cluster(1, 1);
+    let hint = "totalMemoryMiB";
+    let by = |wanted: &str| {
+        format!("device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('{wanted}'))")
+    };
+    share_with(&mut cluster, "large", &by("80Gi"));
+    let (because, words, _) = wait(&asked(&mut cluster, "large").answer);
+    assert!(because.as_str() == "candidates" && words.contains(hint), "{words}");
+    share_with(&mut cluster, "other", "device.attributes['gpu.nvidia.com'].productName == 'memory'");
+    let (_, words, _) = wait(&asked(&mut cluster, "other").answer);
+    assert!(!words.contains(hint), "{words}");
 }
 
 /// A claim for 1 GiB of a GPU that the selector chooses, and its pod.

@@ -405,7 +405,7 @@ impl ClusterView {
     // Nodes and their GPUs.
 
     /// How many devices are published that no shares can be placed on.
-    pub fn unshared_devices(&self) -> usize {
+    pub fn unshared_devices(&self) -> node::Unshared {
         self.pools.unshared()
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::{fmt, ops};
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
 use k8s_openapi::api::resource::v1::{
@@ -32,9 +33,71 @@ pub struct Slice {
     pub node: NodeName,
     pub generation: i64,
     pub gpus: Vec<Arc<Gpu>>,
-    /// Devices beside these that no shares can be placed on: MIG devices, GPUs that are given whole only, GPUs that tell no
-    /// memory.
-    pub unshared: usize,
+    /// Devices beside these that no shares can be placed on.
+    pub unshared: Unshared,
+}
+
+/// How many devices are there that no shares can be placed on, by what keeps shares off them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Unshared {
+    mig: usize,
+    without_memory: usize,
+    whole: usize,
+}
+
+impl Unshared {
+    fn count(&mut self, device: &Device) {
+        let attribute = |name: &str| device.attributes.as_ref().and_then(|all| all.get(name));
+        let is_mig = attribute("type").and_then(|kind| kind.string.as_deref()) == Some(TYPE_OF_MIG);
+        let has_memory = attribute("totalMemoryMiB").is_some()
+            || device.capacity.as_ref().is_some_and(|all| all.contains_key("memory"));
+        *match (is_mig, has_memory) {
+            (true, _) => &mut self.mig,
+            (false, false) => &mut self.without_memory,
+            (false, true) => &mut self.whole,
+        } += 1;
+    }
+
+    pub fn all(self) -> usize {
+        self.mig + self.without_memory + self.whole
+    }
+}
+
+impl ops::AddAssign for Unshared {
+    fn add_assign(&mut self, other: Self) {
+        self.mig += other.mig;
+        self.without_memory += other.without_memory;
+        self.whole += other.whole;
+    }
+}
+
+impl ops::SubAssign for Unshared {
+    fn sub_assign(&mut self, other: Self) {
+        self.mig -= other.mig;
+        self.without_memory -= other.without_memory;
+        self.whole -= other.whole;
+    }
+}
+
+/// By cause: `2 MIG devices, 1 GPU whose memory is not known`.
+impl fmt::Display for Unshared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let causes = [
+            (self.mig, "MIG device", ""),
+            (self.without_memory, "GPU", " whose memory is not known"),
+            (
+                self.whole,
+                "GPU",
+                " kept from sharing (sharing.exclusiveGPUs, mps.enabled=false, or no MPS on it)",
+            ),
+        ];
+        let told = causes.into_iter().filter(|(count, ..)| *count > 0);
+        for (nth, (count, what, why)) in told.enumerate() {
+            let (comma, plural) = (if nth > 0 { ", " } else { "" }, if count == 1 { "" } else { "s" });
+            write!(f, "{comma}{count} {what}{plural}{why}")?;
+        }
+        Ok(())
+    }
 }
 
 /// None: of no node's pool. `like`: facts of some device that was read before; what others have in common with it,
@@ -43,8 +106,13 @@ pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice
     let spec = object.spec;
     let node = NodeName::new(spec.node_name.filter(|node| *node == spec.pool.name)?);
     let devices = spec.devices.unwrap_or_default();
-    let gpus: Vec<_> = devices.iter().filter_map(|device| gpu(device, like)).collect();
-    let unshared = devices.len() - gpus.len();
+    let (mut gpus, mut unshared) = (Vec::new(), Unshared::default());
+    for device in &devices {
+        match gpu(device, like) {
+            Some(gpu) => gpus.push(gpu),
+            None => unshared.count(device),
+        }
+    }
     Some(Slice { node, generation: spec.pool.generation, gpus, unshared })
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 
 use crate::controller::view::Gpu;
-use crate::controller::view::node::{self, Slice, TaintRule};
+use crate::controller::view::node::{self, Slice, TaintRule, Unshared};
 use crate::model::names::{DeviceName, NodeName};
 use crate::select::DeviceFacts;
 
@@ -19,7 +19,7 @@ pub(super) struct Pools {
     /// The facts of the GPU that was read last: the next has most of them as well.
     like: Arc<DeviceFacts>,
     /// Devices of all slices that no shares can be placed on.
-    unshared: usize,
+    unshared: Unshared,
 }
 
 impl Pools {
@@ -45,7 +45,7 @@ impl Pools {
     }
 
     /// How many devices are published that no shares can be placed on.
-    pub fn unshared(&self) -> usize {
+    pub fn unshared(&self) -> Unshared {
         self.unshared
     }
 
@@ -60,7 +60,7 @@ impl Pools {
         moved.iter().for_each(|old| self.forget_slice(old, &name));
         self.unshared += fresh.unshared;
         let old = self.slices.entry(node.clone()).or_default().insert(name, fresh);
-        self.unshared -= old.map_or(0, |old| old.unshared);
+        self.unshared -= old.map_or_else(Unshared::default, |old| old.unshared);
         moved.into_iter().chain([node]).collect()
     }
 
@@ -73,7 +73,7 @@ impl Pools {
 
     fn forget_slice(&mut self, node: &NodeName, name: &str) {
         if let Some(of_node) = self.slices.get_mut(node) {
-            self.unshared -= of_node.remove(name).map_or(0, |old| old.unshared);
+            self.unshared -= of_node.remove(name).map_or_else(Unshared::default, |old| old.unshared);
             if of_node.is_empty() {
                 self.slices.remove(node);
             }
