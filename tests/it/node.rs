@@ -758,6 +758,69 @@ async fn container_edits_follow_the_drivers_files_within_a_boot() {
 }
 
 #[tokio::test]
+async fn container_edits_follow_the_toolkits_hook_the_sockets_and_the_numbers_of_device_nodes() {
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    let claims = [sliced(), Claim::new("share", &["gpu-1"]).share("2000Mi", "25")];
+    for claim in &claims {
+        site.api.put(claim);
+        plugin.prepared(claim, "before").await;
+    }
+    let each = |what: &str, holds: &dyn Fn(&Value) -> bool| {
+        for claim in &claims {
+            let edits = site.edits(claim).unwrap();
+            assert!(holds(&edits), "{what}: {edits}");
+        }
+    };
+    let renewed = async |what: &str, holds: &dyn Fn(&Value) -> bool| {
+        assert_eq!(plugin.sweep().await.unwrap(), Sweep { renewed: 2, ..Sweep::default() }, "{what}");
+        each(what, holds);
+        assert_eq!(plugin.sweep().await.unwrap(), Sweep::default(), "{what}");
+    };
+    // A service that begins later.
+    let socket = site.path("driver/run/nvidia-fabricmanager/socket");
+    let has_socket =
+        |edits: &Value| named_by(edits).iter().any(|path| path.ends_with("fabricmanager/socket"));
+    each("without the fabric manager", &|edits| !has_socket(edits));
+    fs::create_dir_all(socket.parent().unwrap()).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    renewed("the fabric manager begins", &has_socket).await;
+    drop(listener);
+    fs::remove_file(&socket).unwrap();
+    renewed("it ends", &|edits| !has_socket(edits)).await;
+    // The toolkit comes, moves and goes.
+    let hook = |at: &'static str| {
+        let host = site.path("driver").join(at).display().to_string();
+        move |edits: &Value| {
+            let hooks = edits["containerEdits"]["hooks"].as_array().cloned().unwrap_or_default();
+            !hooks.is_empty() && hooks.iter().all(|hook| hook["path"] == *host)
+        }
+    };
+    let (first, second) = ("usr/bin/nvidia-cdi-hook", "usr/local/nvidia/toolkit/nvidia-cdi-hook");
+    each("without a hook", &|edits| edits["containerEdits"]["hooks"].is_null());
+    for place in [first, second] {
+        fs::create_dir_all(site.path("driver").join(place).parent().unwrap()).unwrap();
+    }
+    fs::write(site.path("driver").join(first), "hook").unwrap();
+    renewed("the hook appears", &hook(first)).await;
+    fs::rename(site.path("driver").join(first), site.path("driver").join(second)).unwrap();
+    renewed("it moves", &hook(second)).await;
+    fs::remove_file(site.path("driver").join(second)).unwrap();
+    renewed("it goes", &|edits| edits["containerEdits"]["hooks"].is_null()).await;
+    // The kernel's module is loaded again, under another number.
+    let uvm = |major: u32| {
+        move |edits: &Value| {
+            let nodes = edits["containerEdits"]["deviceNodes"].as_array().cloned().unwrap_or_default();
+            nodes.iter().any(|node| node["path"] == "/dev/nvidia-uvm" && node["major"] == major)
+        }
+    };
+    each("as the kernel numbers it", &uvm(511));
+    let devices = b"Character devices:\n195 nvidia\n237 nvidia-caps\n509 nvidia-uvm\n";
+    fs::write(site.path("driver/proc/devices"), devices).unwrap();
+    renewed("another major number", &uvm(509)).await;
+}
+
+#[tokio::test]
 async fn container_edits_that_cannot_be_written_again_are_told_and_tried_again() {
     let site = Site::new();
     let plugin = site.start_plugin();

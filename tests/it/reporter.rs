@@ -228,6 +228,38 @@ async fn a_whole_gpu_costs_nothing_until_it_is_unhealthy() {
 }
 
 #[tokio::test]
+async fn a_claim_is_told_that_the_drivers_files_are_missing_and_that_they_are_back() {
+    let api = MockApi::new();
+    let intent = intent("train", HoldMode::Whole);
+    put_claim(&api, &intent);
+    let running = RunningReporter::start(&api, quick(), vec![intent]);
+    let files = |health: Health| {
+        running.reporter.health_changed(PartHealth {
+            gpu: DeviceUuid::new("GPU-0"),
+            concerned: Concerned::EveryClaim,
+            part: GpuPart::DriverFiles,
+            health,
+        });
+    };
+    files(Health::Unhealthy("libcuda.so is missing".to_owned()));
+    api.until("the condition", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("False")).await;
+    let unhealthy = condition(&api, "train", "DeviceHealthy").unwrap();
+    assert_eq!(unhealthy["reason"], "DriverFilesMissing");
+    assert!(unhealthy["message"].as_str().unwrap().contains("libcuda.so is missing"), "{unhealthy}");
+    api.until("its events", |api| events(api, "DriverFilesMissing").len() == 2).await;
+    let told = events(&api, "DriverFilesMissing");
+    assert!(told.iter().all(|(_, message)| message.contains("libcuda.so is missing")), "{told:?}");
+
+    files(Health::Healthy);
+    api.until("recovery", |api| status(api, "train", "DeviceHealthy").as_deref() == Some("True")).await;
+    assert_eq!(condition(&api, "train", "DeviceHealthy").unwrap()["reason"], "Healthy");
+    api.until("its events", |api| events(api, "DriverFilesFound").len() == 2).await;
+    let told = events(&api, "DriverFilesFound");
+    assert!(told.iter().all(|(_, message)| message.contains("GPU-0 are there again")), "{told:?}");
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn a_claim_whose_gpu_is_not_on_the_node_any_more_is_told_what_to_do() {
     let api = MockApi::new();
     let (held, moved) = (intent("train", HoldMode::Whole), intent("share", share()));
