@@ -267,6 +267,7 @@ fn every_value_reaches_the_manifests() {
         "--driver-root-on-host=/run/nvidia/driver",
         "--driver-library-dirs=opt/one,two",
         "--toolkit-root=/toolkit-root",
+        "--toolkit-dir=/usr/local/nvidia/toolkit",
         r#""mountPath":"/toolkit-root/usr/local/nvidia/toolkit""#,
         r#""path":"/usr/local/nvidia/toolkit""#,
         "--kubelet-dir=/data/kubelet",
@@ -1020,6 +1021,55 @@ fn wrong_values_are_refused_with_their_path() {
     ] {
         let said = render(&helm, &[value]).expect_err(value);
         assert!(said.contains(path), "{value}: {said}");
+    }
+}
+
+/// `sha256:` of nothing.
+const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+#[test]
+#[ignore = "needs helm"]
+fn a_digest_names_the_image_of_every_pod() {
+    let image =
+        format!(r#"image={{"repository":"registry.example.com/tranche","tag":"1.2.3","digest":"{DIGEST}"}}"#);
+    let yaml = render(&helm(), &[&image]).unwrap_or_else(|said| panic!("{said}"));
+    let mut images = Vec::new();
+    for object in objects(&yaml) {
+        let pod = match object["kind"].as_str() {
+            Some("DaemonSet" | "Deployment" | "Job") => &object["spec"]["template"]["spec"],
+            Some("Pod") => &object["spec"],
+            _ => continue,
+        };
+        for containers in ["initContainers", "containers"] {
+            let containers = pod[containers].as_array().into_iter().flatten();
+            images.extend(containers.map(|one| one["image"].as_str().expect("an image").to_owned()));
+        }
+    }
+    assert!(images.len() >= 3, "tranche-node, tranche-mps, tranche-controller: {images:?}");
+    let wanted = format!("registry.example.com/tranche@{DIGEST}");
+    assert!(images.iter().all(|image| *image == wanted), "{images:?}");
+    assert!(!yaml.contains("tranche:1.2.3"), "the tag is left out");
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn a_budget_keeps_one_of_several_controllers_and_holds_up_no_node_with_the_only_one() {
+    let helm = helm();
+    for (replicas, budgets) in [(1, 0), (2, 1), (3, 1)] {
+        let yaml = render(&helm, &[&format!("controller.replicas={replicas}")]);
+        let all = objects(&yaml.unwrap_or_else(|said| panic!("{said}")));
+        let of = |kind: &str| all.iter().filter(|one| one["kind"] == kind).collect::<Vec<_>>();
+        let found = of("PodDisruptionBudget");
+        assert_eq!(found.len(), budgets, "{replicas} replicas");
+        for budget in found {
+            assert_eq!(budget["spec"]["maxUnavailable"], 1);
+            let labels = &of("Deployment")[0]["spec"]["template"]["metadata"]["labels"];
+            let wanted = budget["spec"]["selector"]["matchLabels"].as_object().expect("labels");
+            assert!(
+                !wanted.is_empty() && wanted.iter().all(|(name, value)| labels[name] == *value),
+                "{labels}"
+            );
+        }
     }
 }
 

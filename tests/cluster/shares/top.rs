@@ -92,6 +92,17 @@ async fn top_shows_what_each_pod_uses_to_whoever_may_read_it() {
     let lack =
         "not known: you may not get pods/proxy in namespace tranche-system; ask for Role tranche-use-viewer";
     assert!(said.contains(lack) && !said.contains("MiB used"), "{said}");
+    let kubeconfig = cluster.rig.run(&["kubeconfig"]);
+    for (pod, words) in [("tenant", "2000 MiB"), ("mine", "the whole device")] {
+        let mut explain = Command::new(env!("CARGO_BIN_EXE_tranche"));
+        let line =
+            ["explain", &format!("pod/{pod}"), "-n", &cluster.namespace, "--kubeconfig", kubeconfig.trim()];
+        let out = explain.args(line).args(by_eve).output().unwrap();
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success(), "{pod}: {said}{}", String::from_utf8_lossy(&out.stderr));
+        assert!(said.contains("placed on node ") && said.contains(words), "{pod}: {said}");
+        assert!(!said.contains("may not"), "{pod}: {said}");
+    }
     let unknown = rows(&cluster, &by_eve);
     assert!(unknown.contains(&"tenant tenant 2000 25% - - - -".to_owned()), "{unknown:#?}");
     bind("rolebinding", &["--role=tranche-use-viewer"]);
