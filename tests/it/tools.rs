@@ -226,6 +226,16 @@ const CLUSTER: &[Case] = &[
     ),
     case("explain -f pod.yaml", 1, &["cannot be reached: connection refused;"]),
     case(
+        "rebalance --kubeconfig refused",
+        1,
+        &["error: the API server http://127.0.0.1:", "cannot be reached: connection refused;"],
+    ),
+    case(
+        "rebalance --kubeconfig forbidden",
+        1,
+        &["Error from server (Forbidden): ", "see kubectl auth can-i list"],
+    ),
+    case(
         "plan -f ml/train --gpus gpus.json --kubeconfig refused",
         1,
         &["cannot be reached: connection refused;"],
@@ -277,6 +287,13 @@ const ARGUMENTS: &[Case] = &[
     case("explain train --kubeconfig refused --as-uid 7", 2, &["give --as USER as well"]),
     case("plan -f ml/train --kubeconfig refused --as \u{e9}", 2, &["printable ASCII only"]),
     case("top --use=no", 2, &["error: invalid value 'no' for '--use"]),
+    case("rebalance --yes", 2, &["error: the following required arguments were not provided:", "--apply"]),
+    case("rebalance --timeout 5 --kubeconfig refused", 2, &["error: --timeout "]),
+    case(
+        "rebalance -o table",
+        2,
+        &["error: invalid value 'table' for '--output", "[possible values: map, json, yaml]"],
+    ),
     case("explian", 2, &["error: unrecognized subcommand 'explian'", "'explain'"]),
     case(
         "top -o yml",
@@ -585,6 +602,50 @@ fn top_reads_what_is_used_through_the_pod_proxy_and_says_what_it_may_not_read() 
     assert_eq!(json["lacks"].as_array().map(Vec::len), Some(1), "{json}");
     let (yaml, _) = top(refused, "-o yaml");
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
+}
+
+#[test]
+fn top_of_a_node_without_gpus_fails_and_names_those_that_have_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, _) = cluster("");
+    kubeconfig(folder.path(), "k", &address.to_string());
+    let (code, out, said) = run(folder.path(), "top --kubeconfig k --node nope", "");
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{said}");
+    let words = "error: no GPUs are published for node nope; nodes that have some: node-a, node-b\n";
+    assert_eq!(said, words);
+}
+
+/// A process that tells this state on a socket, to everybody who asks.
+fn tells(socket: &Path, state: String) {
+    let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            let length = state.len();
+            let _ = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n\
+                 {state}"
+            );
+        }
+    });
+}
+
+#[test]
+fn the_state_of_a_process_is_the_same_as_json_and_as_yaml() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = json!({"node": {"name": "node-a", "version": "0.1.0"}, "kubelet": {"registration": "Registered"},
+        "inventory": "Unknown", "mps": [], "toolkit": {"missing": "/opt/toolkit has no hook"}, "more": {"kept": [1, null]}});
+    tells(&folder.path().join("s.sock"), state.to_string());
+    let told = |line: &str| {
+        let (code, out, said) = run(folder.path(), &format!("inspect --socket s.sock {line}"), "");
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{line}: {out}");
+        out
+    };
+    assert_eq!(serde_json::from_str::<Value>(&told("-o json")).unwrap(), state);
+    assert_eq!(serde_saphyr::from_str::<Value>(&told("-o yaml")).unwrap(), state);
+    assert!(told("").contains("\n/opt/toolkit has no hook.\n"));
 }
 
 #[test]

@@ -110,6 +110,9 @@ fn moves_are_told_with_the_gpus_before_and_after() {
     assert_eq!(json["waiting"][0]["proposal"]["moves"][0]["to"]["node"], "b");
     assert_eq!(json["waiting"][0]["help"], "moves");
     assert_eq!(json["after"]["nodes"][0]["devices"][0]["claims"][0]["pods"][0], "large");
+    let told = |line: &str| text(&report, &args(line), Look { width: 82, reverse: false }).unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&told("rebalance -o json")).unwrap(), json);
+    assert_eq!(serde_saphyr::from_str::<serde_json::Value>(&told("rebalance -o yaml")).unwrap(), json);
 }
 
 #[test]
