@@ -21,6 +21,7 @@ mod preemption;
 mod protected;
 mod quota;
 mod race;
+mod replaced;
 mod settings;
 mod starving;
 mod together;
