@@ -78,6 +78,12 @@ def fill(gpu, info):
     return row
 
 
+def whole(gpu, profile):
+    """What a board says of a profile after the mode was to be switched off."""
+    places = [[q.start, q.size] for q in placements(gpu, profile)]
+    return {"places": places, "left": p.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu, profile)}
+
+
 def main():
     p.nvmlLib = ctypes.CDLL(sys.argv[1])
     p.nvmlInit()
@@ -93,6 +99,7 @@ def main():
         out["profiles"][name] = fill(gpu, info)
     out["off"] = p.nvmlDeviceSetMigMode(gpu, 0)
     out["mode"] = p.nvmlDeviceGetMigMode(gpu)
+    out["whole"] = {name: whole(gpu, row["id"]) for name, row in out["profiles"].items()}
     p.nvmlShutdown()
     json.dump(out, sys.stdout)
     return 0

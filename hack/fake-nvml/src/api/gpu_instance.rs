@@ -168,7 +168,7 @@ nvml! {
     }
 
     fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: nvmlDevice_t, id: c_uint, count: *mut c_uint) |node| {
-        let gpu = enabled(node, device)?;
+        let gpu = capable(node, device)?;
         put(count, gpu.mig.remaining(gpu.board, by_id(gpu, id)?))
     }
 

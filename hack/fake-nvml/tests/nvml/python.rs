@@ -148,5 +148,10 @@ fn the_python_binding_carves_every_board_as_the_guide_says() {
         // Ampere waits for a reset.
         assert_eq!((answers["off"].as_u64(), &answers["mode"][1]), (Some(off), &0.into()), "{board}");
         assert_eq!(answers["mode"][0].as_u64(), Some(u64::from(off != 0)), "{board}");
+        // Seen on an H100 with driver 580.159.04: a whole board says what it could be cut into.
+        for (name, row) in found {
+            let whole = &answers["whole"][name];
+            assert_eq!((&whole["places"], &whole["left"]), (&row["places"], &row["of"]), "{board} {name}");
+        }
     }
 }
