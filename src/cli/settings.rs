@@ -193,6 +193,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         dcgm_metrics,
         node_labels,
         mig_on_demand,
+        mig_keep,
     } = args;
     let mut reader = Reader::default();
     let settings = NodeSettings {
@@ -210,6 +211,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         dcgm_metrics: reader.parsed("--dcgm-metrics", dcgm_metrics, false, on_or_off),
         labels: reader.parsed("--node-labels", node_labels, NodeLabels::Off, labels),
         mig_on_demand: reader.parsed("--mig-on-demand", mig_on_demand, Vec::new(), selectors),
+        mig_keep: reader.parsed("--mig-keep", mig_keep, None, |text| interval(text).map(Some)),
     };
     reader.finish(settings)
 }

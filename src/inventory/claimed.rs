@@ -1,8 +1,10 @@
 //! What claims have of boards that are, were or are to be carved for them, laid over a look: which instances are theirs,
 //! which of them somebody has ended, and which boards keep their use until the last claim on them has gone.
 
+use std::collections::BTreeSet;
+
 use crate::model::claim::ClaimRef;
-use crate::model::gpu::{Gpu, Health, MigDevice, MigMode, MissingMig, OnDemand};
+use crate::model::gpu::{Gpu, Health, MigDevice, MigMode, MigSwitch, MissingMig, OnDemand};
 use crate::model::mig::MigPlace;
 use crate::model::names::DeviceUuid;
 
@@ -23,6 +25,8 @@ pub enum ClaimedPart {
     Made { place: MigPlace, device: Option<DeviceUuid> },
     /// A MIG device that was there, on a board that was not carved for claims.
     Static,
+    /// A share of the board.
+    Share,
 }
 
 /// The ledger's word from before and after a look: what is in one of them only came or went meanwhile.
@@ -30,6 +34,8 @@ pub enum ClaimedPart {
 pub struct ClaimedAround {
     pub before: Vec<Claimed>,
     pub after: Vec<Claimed>,
+    /// Boards whose MIG mode is on because we have switched it on, or are about to.
+    pub switched: BTreeSet<DeviceUuid>,
 }
 
 /// Brings a board as NVML shows it to how it is used. `wanted`: the configuration has it carved for claims.
@@ -41,7 +47,39 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
     let made: Vec<&Claimed> =
         all.iter().copied().filter(|one| matches!(one.what, ClaimedPart::Made { .. })).collect();
     let fixed: Vec<&Claimed> = all.iter().copied().filter(|one| one.what == ClaimedPart::Static).collect();
+    let shares: Vec<&Claimed> = all.iter().copied().filter(|one| one.what == ClaimedPart::Share).collect();
+    let ours = claims.switched.contains(&gpu.uuid);
+    if let MigMode::OnDemand(cut) = &mut gpu.mig
+        && ours
+        && cut.switch == MigSwitch::Fixed
+    {
+        cut.switch = MigSwitch::On;
+    }
     let changing = match &mut gpu.mig {
+        // It is about to be switched off, and is whole.
+        MigMode::On(_) if ours && !wanted && made.is_empty() => {
+            gpu.mig = MigMode::Off;
+            None
+        }
+        MigMode::OnDemand(cut) if cut.switch != MigSwitch::Fixed && !wanted && made.is_empty() => {
+            gpu.mig = MigMode::Off;
+            None
+        }
+        MigMode::OnDemand(cut) if cut.switch == MigSwitch::Off && !shares.is_empty() => {
+            gpu.mig = MigMode::Off;
+            Some(format!(
+                "--mig-on-demand and --mig-keep name it now, but claims have shares of before: {}; it is given whole or cut \
+                 once they have gone",
+                named(&shares)
+            ))
+        }
+        MigMode::OnDemand(cut) if cut.switch == MigSwitch::Off => {
+            // What is about to be made, or was ended while NVML was asked, was not there for another reason.
+            let lost: Vec<&Claimed> =
+                before.iter().filter(|one| is_made(one) && after.contains(one)).collect();
+            note_missing(cut, &before, &after);
+            (!lost.is_empty()).then(|| switched_off(&lost))
+        }
         MigMode::OnDemand(cut) if !wanted && made.is_empty() => {
             gpu.mig = MigMode::On(std::mem::take(&mut cut.devices));
             None
@@ -65,11 +103,7 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
                 )
             })
         }
-        MigMode::Off if !made.is_empty() => Some(format!(
-            "MIG was switched off while claims had MIG devices that were made for them: {}; those devices are gone. \
-             Delete the pods that use these claims; then it is used as it is",
-            named(&made)
-        )),
+        MigMode::Off if !made.is_empty() => Some(switched_off(&made)),
         MigMode::Off | MigMode::On(_) => None,
     };
     if let Some(words) = changing
@@ -77,6 +111,18 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
     {
         gpu.health = Health::Changing(words);
     }
+}
+
+fn switched_off(made: &[&Claimed]) -> String {
+    format!(
+        "MIG was switched off while claims had MIG devices that were made for them: {}; those devices are gone. Delete the \
+         pods that use these claims; then it is used as it is",
+        named(made)
+    )
+}
+
+fn is_made(one: &Claimed) -> bool {
+    matches!(one.what, ClaimedPart::Made { device: Some(_), .. })
 }
 
 /// What was made for a claim before the look, and is the claim's after it, was there meanwhile unless somebody ended it.

@@ -51,7 +51,7 @@ fn made(start: u32) -> Claimed {
 }
 
 fn around(all: &[Claimed]) -> ClaimedAround {
-    ClaimedAround { before: all.to_vec(), after: all.to_vec() }
+    ClaimedAround { before: all.to_vec(), after: all.to_vec(), ..ClaimedAround::default() }
 }
 
 fn settled(mut gpu: Gpu, claims: &ClaimedAround, wanted: bool) -> Gpu {
@@ -76,7 +76,7 @@ fn what_was_made_for_claims_is_told_from_what_was_not() {
     assert_eq!((gpu.missing(), &gpu.health), (&[][..], &Health::Healthy));
     // It comes or goes while NVML is asked.
     let one = claimed("coming", ClaimedPart::Made { place: at(3), device: None });
-    let coming = ClaimedAround { before: vec![made(0)], after: vec![one] };
+    let coming = ClaimedAround { before: vec![made(0)], after: vec![one], ..ClaimedAround::default() };
     assert_eq!(cut(&settled(board(&[0, 3]), &coming, true)).foreign, []);
 }
 
@@ -89,7 +89,7 @@ fn an_instance_that_somebody_ended_is_missing_and_one_that_was_not_there_yet_is_
     let other = claimed("made", ClaimedPart::Made { place: at(0), device: Some("MIG-other".into()) });
     assert_eq!(settled(board(&[0]), &around(&[other]), true).missing().len(), 1, "another is in its place");
     for (before, after) in [(vec![], vec![made(0)]), (vec![made(0)], vec![])] {
-        let claims = ClaimedAround { before, after };
+        let claims = ClaimedAround { before, after, ..ClaimedAround::default() };
         assert_eq!(settled(board(&[]), &claims, true).missing(), []);
     }
     let unmade = claimed("made", ClaimedPart::Made { place: at(0), device: None });
@@ -136,4 +136,81 @@ fn mig_that_was_switched_off_under_claims_is_told_with_those_claims() {
         matches!(settled(ill, &around(&[made(0)]), false).health, Health::Unhealthy(_)),
         "the worse is told"
     );
+}
+
+/// The same board, whose MIG mode is ours to switch.
+fn switchable(switch: MigSwitch, starts: &[u32]) -> Gpu {
+    let mut gpu = board(starts);
+    if let MigMode::OnDemand(cut) = &mut gpu.mig {
+        cut.switch = switch;
+    }
+    gpu
+}
+
+fn with_ours(claims: ClaimedAround) -> ClaimedAround {
+    ClaimedAround { switched: [gpu(0).uuid].into(), ..claims }
+}
+
+#[test]
+fn a_mode_that_we_switched_on_is_no_change_of_use() {
+    let none = ClaimedAround::default();
+    let off = settled(switchable(MigSwitch::Off, &[]), &none, true);
+    assert_eq!(off, switchable(MigSwitch::Off, &[]));
+    // As NVML shows it once the mode is on: what the ledger says makes the difference.
+    let on = settled(board(&[]), &with_ours(none.clone()), true);
+    assert_eq!(on, switchable(MigSwitch::On, &[]));
+    assert_eq!(settled(board(&[]), &none, true), board(&[]), "an administrator's");
+    let names = |gpu: &Gpu| gpu.devices().iter().map(|one| one.name().to_string()).collect::<Vec<_>>();
+    assert_eq!(names(&on), names(&off));
+    assert!(on.is_whole_or_cut() && off.is_whole_or_cut() && !board(&[]).is_whole_or_cut());
+    // With a claim's device and one of somebody else's.
+    let both = settled(board(&[0, 3]), &with_ours(around(&[made(0)])), true);
+    assert_eq!((both.health.clone(), both.is_whole_or_cut()), (Health::Healthy, true));
+    let MigMode::OnDemand(cut) = &both.mig else { panic!("{:?}", both.mig) };
+    assert_eq!(cut.foreign, [at(3)]);
+}
+
+#[test]
+fn a_mode_that_is_switched_off_under_claims_is_told_and_takes_no_device_away() {
+    let after = settled(switchable(MigSwitch::Off, &[]), &with_ours(around(&[made(0)])), true);
+    let Health::Changing(words) = &after.health else { panic!("{:?}", after.health) };
+    assert!(
+        words.contains("switched off while claims had MIG devices") && words.contains("team/made"),
+        "{words}"
+    );
+    assert!(after.is_whole_or_cut());
+    assert_eq!(after.missing().len(), 1);
+    // Only about to be made, or gone meanwhile.
+    let planned = claimed("made", ClaimedPart::Made { place: at(0), device: None });
+    for (before, after) in
+        [(vec![planned.clone()], vec![made(0)]), (vec![made(0)], vec![]), (vec![], vec![planned])]
+    {
+        let claims = ClaimedAround { before, after, ..ClaimedAround::default() };
+        assert_eq!(settled(switchable(MigSwitch::Off, &[]), &claims, true).health, Health::Healthy);
+    }
+}
+
+#[test]
+fn a_board_that_is_not_named_any_more_is_whole_once_nothing_is_cut_off_it() {
+    let none = with_ours(ClaimedAround::default());
+    for mig in [board(&[]).mig, MigMode::On(Vec::new()), switchable(MigSwitch::Off, &[]).mig] {
+        let after = settled(Gpu { mig, ..gpu(0) }, &none, false);
+        assert_eq!((after.mig, after.health), (MigMode::Off, Health::Healthy));
+    }
+    let kept = settled(board(&[0]), &with_ours(around(&[made(0)])), false);
+    assert!(
+        kept.is_whole_or_cut()
+            && matches!(&kept.health, Health::Changing(words) if words.contains("any more"))
+    );
+}
+
+#[test]
+fn a_board_whose_shares_are_in_use_stays_shared_until_they_have_gone() {
+    let claims = around(&[claimed("share", ClaimedPart::Share)]);
+    let after = settled(switchable(MigSwitch::Off, &[]), &claims, true);
+    assert_eq!(after.mig, MigMode::Off);
+    let Health::Changing(words) = &after.health else { panic!("{:?}", after.health) };
+    assert!(words.contains("shares of before: team/share"), "{words}");
+    let shared = settled(Gpu { mig: MigMode::Off, ..gpu(0) }, &claims, true);
+    assert_eq!(shared.health, Health::Healthy, "without --mig-keep a shared board is as it was");
 }

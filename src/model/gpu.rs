@@ -72,13 +72,33 @@ pub enum MigMode {
     Off,
     /// MIG is on: only the MIG devices can be used. Sorted by name.
     On(Vec<MigDevice>),
-    /// MIG is on, and instances are made for claims.
+    /// Instances are made for claims.
     OnDemand(OnDemand),
+}
+
+/// Whose the MIG mode of a board is on which MIG devices are made for claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum MigSwitch {
+    /// An administrator's, who has switched it on: it stays on.
+    #[default]
+    Fixed,
+    /// Ours, and off: the board is whole, and can be cut.
+    Off,
+    /// Ours, and on.
+    On,
+}
+
+impl MigSwitch {
+    fn is_fixed(&self) -> bool {
+        *self == Self::Fixed
+    }
 }
 
 /// A board that is carved for claims.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct OnDemand {
+    #[serde(default, skip_serializing_if = "MigSwitch::is_fixed")]
+    pub switch: MigSwitch,
     /// Every instance that NVML calls possible on an empty board, whether it is made or not.
     pub places: Vec<PossibleMig>,
     /// Instances that are there and were made for no claim: used as they are, and in the way of others.
@@ -179,6 +199,7 @@ impl Health {
 /// (A share is no device of its own: it names its GPU's device with a share id.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device<'a> {
+    /// Also of a board that is given whole or cut ([`Gpu::is_whole_or_cut`]), with the places on it beside.
     Whole(&'a Gpu),
     Mig {
         parent: &'a Gpu,
@@ -238,11 +259,17 @@ impl Gpu {
     /// The board, what is there of others', then what may be made. An instance of others' takes the name of what it is.
     fn carved<'a>(&'a self, cut: &'a OnDemand) -> Vec<Device<'a>> {
         let found = cut.devices.iter().chain(&cut.made).map(|mig| Device::Mig { parent: self, mig });
-        let mut devices: Vec<_> = [Device::Parent(self)].into_iter().chain(found).collect();
+        let board = if self.is_whole_or_cut() { Device::Whole(self) } else { Device::Parent(self) };
+        let mut devices: Vec<_> = [board].into_iter().chain(found).collect();
         let names: Vec<_> = devices.iter().map(Device::name).collect();
         let free = cut.places.iter().filter(|place| !names.contains(&place.device_name(self.minor)));
         devices.extend(free.map(|place| Device::Place { parent: self, place }));
         devices
+    }
+
+    /// True of a board that is given whole or cut, whichever is asked for first: its MIG mode is ours to switch.
+    pub fn is_whole_or_cut(&self) -> bool {
+        matches!(&self.mig, MigMode::OnDemand(cut) if cut.switch != MigSwitch::Fixed)
     }
 
     /// MIG devices that somebody ended under their claims.
@@ -253,7 +280,7 @@ impl Gpu {
         }
     }
 
-    /// The board itself, its MIG devices where MIG is on, or both where it is carved on demand.
+    /// The board itself, its MIG devices where MIG is on, or both where it is cut on demand.
     pub fn devices(&self) -> Vec<Device<'_>> {
         match &self.mig {
             MigMode::Off => vec![Device::Whole(self)],

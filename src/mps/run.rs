@@ -72,6 +72,7 @@ pub async fn run(settings: MpsSettings, logs: LogControl) -> Result<(), MpsError
         sys_root: settings.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
         on_demand: Vec::new(),
+        switches: false,
     });
     let supervisor = Arc::new(Supervisor::new(Tools::new(settings, nvml, metrics)));
 

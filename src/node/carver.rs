@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use super::failure_file::{FailureFile, StoredFailure};
+use super::mig_mode::MigModes;
 use crate::inventory::FaultLocation;
 use crate::ledger::RecordKey;
 use crate::model::error_chain;
@@ -27,6 +28,7 @@ pub struct Carver {
     instances: Arc<dyn MigInstances>,
     avoided: Duration,
     file: FailureFile,
+    modes: MigModes,
     failures: watch::Sender<Failures>,
     failed: AtomicU64,
 }
@@ -56,11 +58,31 @@ pub struct Failure {
 
 impl Carver {
     /// `avoided`: [`AVOIDED`], shorter in tests. Reads the file; blocks for that.
-    pub fn new(instances: Arc<dyn MigInstances>, avoided: Duration, file: FailureFile) -> Self {
+    pub fn new(
+        instances: Arc<dyn MigInstances>,
+        avoided: Duration,
+        file: FailureFile,
+        modes: MigModes,
+    ) -> Self {
         let read = file.read(now(), avoided, MOST);
         let unmade = read.into_iter().filter_map(|(one, age)| remembered(one, age)).collect();
         let failures = watch::Sender::new(Failures { unmade, ..Failures::default() });
-        Self { instances, avoided, file, failures, failed: AtomicU64::new(0) }
+        Self { instances, avoided, file, modes, failures, failed: AtomicU64::new(0) }
+    }
+
+    /// The MIG modes that were switched for claims.
+    pub fn modes(&self) -> &MigModes {
+        &self.modes
+    }
+
+    /// As [`MigInstances::mode`].
+    pub fn mode(&self, gpu: &DeviceUuid) -> Result<bool, MigError> {
+        self.instances.mode(gpu)
+    }
+
+    /// As [`MigInstances::set_mode`].
+    pub fn set_mode(&self, gpu: &DeviceUuid, on: bool) -> Result<(), MigError> {
+        self.instances.set_mode(gpu, on)
     }
 
     /// As [`MigInstances::instances`].
@@ -222,6 +244,7 @@ mod tests {
     use crate::model::mig::MigProfile;
     use crate::node::failure_file::FILE;
     use crate::node::failure_file::tests::file;
+    use crate::node::mig_mode::tests::modes;
 
     /// Makes what is asked, or says that the board is busy.
     struct Board(watch::Sender<bool>);
@@ -242,6 +265,17 @@ mod tests {
         fn end(&self, _: &DeviceUuid, _: MigPlace, _: Option<&DeviceUuid>) -> Result<bool, MigError> {
             Ok(false)
         }
+        fn mode(&self, _: &DeviceUuid) -> Result<bool, MigError> {
+            Ok(true)
+        }
+        fn set_mode(&self, _: &DeviceUuid, _: bool) -> Result<(), MigError> {
+            Ok(())
+        }
+    }
+
+    /// Over the folder's files, in this boot.
+    fn carver(board: Board, avoided: Duration, folder: &std::path::Path, boot: &str) -> Carver {
+        Carver::new(Arc::new(board), avoided, file(folder, boot), modes(folder, boot))
     }
 
     fn at(start: u32) -> MigPlace {
@@ -252,7 +286,7 @@ mod tests {
     fn a_place_is_avoided_until_a_device_is_made_there_and_told_of_once() {
         let board = watch::Sender::new(false);
         let dir = tempfile::tempdir().unwrap();
-        let carver = Carver::new(Arc::new(Board(board.clone())), AVOIDED, file(dir.path(), "a"));
+        let carver = carver(Board(board.clone()), AVOIDED, dir.path(), "a");
         let gpu = DeviceUuid::new("GPU-1");
         for start in [0, 1, 0] {
             assert!(carver.make(&"c-1".into(), &gpu, at(start)).is_err());
@@ -276,15 +310,14 @@ mod tests {
     #[test]
     fn a_place_is_not_avoided_for_ever() {
         let dir = tempfile::tempdir().unwrap();
-        let board = Arc::new(Board(watch::Sender::new(false)));
-        let carver = Carver::new(board, Duration::ZERO, file(dir.path(), "a"));
+        let carver = carver(Board(watch::Sender::new(false)), Duration::ZERO, dir.path(), "a");
         assert!(carver.make(&"c-1".into(), &"GPU-1".into(), at(0)).is_err());
         assert!(carver.unmade().is_empty());
     }
     #[test]
     fn what_could_not_be_made_is_avoided_over_a_restart_and_not_over_a_boot() {
         let (dir, board) = (tempfile::tempdir().unwrap(), watch::Sender::new(false));
-        let start = |boot: &str| Carver::new(Arc::new(Board(board.clone())), AVOIDED, file(dir.path(), boot));
+        let start = |boot: &str| carver(Board(board.clone()), AVOIDED, dir.path(), boot);
         let gpu = DeviceUuid::new("GPU-1");
         let first = start("a");
         for place in [0, 1] {
@@ -306,8 +339,7 @@ mod tests {
     #[test]
     fn no_more_failures_are_kept_than_a_node_has_places() {
         let dir = tempfile::tempdir().unwrap();
-        let start =
-            || Carver::new(Arc::new(Board(watch::Sender::new(false))), AVOIDED, file(dir.path(), "a"));
+        let start = || carver(Board(watch::Sender::new(false)), AVOIDED, dir.path(), "a");
         let carver = start();
         for place in 0..300 {
             assert!(carver.make(&"c-1".into(), &"GPU-1".into(), at(place)).is_err());

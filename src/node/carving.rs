@@ -19,6 +19,7 @@ use super::discovery::CarvedPlaces;
 use super::executor::{ExecuteError, Executor, StepError, step_error, stuck};
 use super::holders::ReleaseCause;
 use super::lanes::Held;
+use super::mig_mode::is_ours;
 use crate::inventory::{Claimed, ClaimedPart, FaultLocation};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Mark, Phase, Record, RecordKey, Step};
 use crate::model::claim::AllocatedClaim;
@@ -90,6 +91,10 @@ impl CarvedPlaces for CarvedByClaims {
             store.intents().into_iter().filter(|intent| intent.boot == self.0.boot).collect();
         claimed_in(&intents)
     }
+
+    fn switched(&self) -> Vec<DeviceUuid> {
+        self.0.mig.modes().all().into_iter().map(|one| one.gpu).collect()
+    }
 }
 
 /// What the claims of one boot have of boards in MIG mode.
@@ -115,7 +120,9 @@ fn claimed_by(intent: &Intent, carved: &BTreeSet<DeviceUuid>) -> Vec<Claimed> {
     });
     let is_static = |held: &&HeldDevice| held.mode == HoldMode::Mig && !carved.contains(&held.gpu);
     let fixed = intent.devices.iter().filter(is_static).map(|held| on(&held.gpu, ClaimedPart::Static));
-    made.chain(fixed).collect()
+    let is_share = |held: &&HeldDevice| matches!(held.mode, HoldMode::Share(_));
+    let shares = intent.devices.iter().filter(is_share).map(|held| on(&held.gpu, ClaimedPart::Share));
+    made.chain(fixed).chain(shares).collect()
 }
 
 /// Boards to be looked at as carved: those that are to be, and those with MIG devices that were made for claims.
@@ -197,8 +204,9 @@ impl Executor {
     ) -> Result<Vec<HeldDevice>, ExecuteError> {
         // Before the record says that there may be something of ours: it would be ended as such.
         for step in &intent.steps {
-            self.check_free(step).map_err(|source| step_error(step, source))?;
+            self.check_free(step, gpus).map_err(|source| step_error(step, source))?;
         }
+        self.be_cut(&intent, gpus)?;
         let key = intent.key();
         self.make_and_go_on(held, intent, claim, gpus).map_err(|problem| {
             match self.release(held, &key, ReleaseCause::Anew) {
@@ -208,9 +216,13 @@ impl Executor {
         })
     }
 
-    fn check_free(&self, step: &Step) -> Result<(), StepError> {
+    fn check_free(&self, step: &Step, gpus: &NodeGpus) -> Result<(), StepError> {
         let Step::MakeMig { gpu, place, .. } = step else { return Ok(()) };
-        let all = self.mig.instances(gpu)?;
+        let all = match self.mig.instances(gpu) {
+            // The mode is yet to be switched on.
+            Err(MigError::Off { .. }) if is_ours(gpus, gpu) => return Ok(()),
+            all => all?,
+        };
         match all.iter().find(|one| one.place.placement.overlaps(place.placement)) {
             None => Ok(()),
             Some(other) => Err(MigError::Taken { gpu: gpu.clone(), by: other.place }.into()),

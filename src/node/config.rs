@@ -28,8 +28,11 @@ pub struct NodeSettings {
     /// Serve the claims' metrics under DCGM's names, too.
     pub dcgm_metrics: bool,
     pub labels: NodeLabels,
-    /// GPUs whose MIG devices are made for claims, while they are in MIG mode.
+    /// GPUs whose MIG devices are made for claims, while they are in MIG mode, or as far as the mode is switched for them.
     pub mig_on_demand: Vec<GpuSelector>,
+    /// How long a MIG mode that was switched on for a claim stays on once nothing is cut off its GPU. None: no mode is
+    /// switched.
+    pub mig_keep: Option<Duration>,
 }
 
 /// What becomes of the node's labels that GPU feature discovery sets elsewhere.

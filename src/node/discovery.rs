@@ -4,6 +4,7 @@
 //! when device files, the library or MIG devices change. The inventory is published on a watch channel that can be
 //! read without waiting: a missing or hanging driver delays no reader.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::inventory::{self, Change, Claimed, ClaimedAround, Inventory, InventoryTracker};
 use crate::model::driver::DriverPlace;
+use crate::model::names::DeviceUuid;
 use crate::model::selector::GpuSelector;
 use crate::model::time::back_off;
 use crate::nvml::{DeviceFiles, FilesChanged, GpuEvent, Gpus, Load};
@@ -127,6 +129,11 @@ impl From<broadcast::Receiver<GpuEvent>> for GpuEvents {
 pub trait CarvedPlaces: std::fmt::Debug + Send + Sync + 'static {
     /// What claims have of boards, had a moment ago, or are about to have.
     fn claimed(&self) -> Vec<Claimed>;
+
+    /// Boards whose MIG mode was switched on for claims, or is about to be.
+    fn switched(&self) -> Vec<DeviceUuid> {
+        Vec::new()
+    }
 }
 
 /// Boards that are carved on demand.
@@ -200,11 +207,13 @@ impl<G: Gpus> Discovery<G> {
     async fn look(&mut self, load: Load) {
         let started = Instant::now();
         // Asked before and after: an instance that comes or goes while NVML is asked is a claim's all the same.
-        let before = self.claimed().await;
+        let (before, mut switched) = self.claimed().await;
         let mut look = self.gpus.look(load).await;
         let took = started.elapsed();
         if let (Ok(look), Some(carved)) = (&mut look, &self.carved) {
-            let claims = ClaimedAround { before, after: self.claimed().await };
+            let (after, more) = self.claimed().await;
+            switched.extend(more);
+            let claims = ClaimedAround { before, after, switched };
             for gpu in &mut look.gpus.gpus {
                 let wanted = carved.wanted.iter().any(|selector| selector.matches(gpu));
                 inventory::settle(gpu, &claims, wanted);
@@ -223,11 +232,12 @@ impl<G: Gpus> Discovery<G> {
         self.publish(took, error, &changes);
     }
 
-    async fn claimed(&self) -> Vec<Claimed> {
+    async fn claimed(&self) -> (Vec<Claimed>, BTreeSet<DeviceUuid>) {
         let Some(claims) = self.carved.as_ref().map(|carved| carved.claims.clone()) else {
-            return Vec::new();
+            return Default::default();
         };
-        tokio::task::spawn_blocking(move || claims.claimed()).await.unwrap_or_default()
+        let ask = move || (claims.claimed(), claims.switched().into_iter().collect());
+        tokio::task::spawn_blocking(ask).await.unwrap_or_default()
     }
 
     fn publish(&mut self, took: Duration, error: Option<String>, changes: &[Change]) {

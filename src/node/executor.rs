@@ -164,6 +164,9 @@ impl Executor {
         }
         let devices = match planned {
             Planned::Ready(plan) => {
+                if !same {
+                    self.be_whole(&plan.intent, gpus)?;
+                }
                 self.carry_out(held, &plan.intent, &plan.cdi, same)?;
                 plan.intent.devices
             }

@@ -9,6 +9,7 @@
 //!                                           └→ lanes → executor (carving) → ledger (store), CDI file, GPU
 //!                                                ↑
 //!                                             sweeper (start, every minute) ←── holders ←── /proc
+//!                                             mig_mode (a change of the ledger, time): modes off that nobody needs
 //! prepared, grant changed, health changed ─→ reporter ─→ status.devices and events of claims
 //! ledger, NVML's process lists, /proc ─→ watchdog ─→ findings, metrics, ends of processes
 //! ```
@@ -31,6 +32,7 @@ pub mod holders;
 pub mod labels;
 pub mod lanes;
 mod metrics;
+pub mod mig_mode;
 pub mod offering;
 pub mod preparer;
 pub mod publication;

@@ -202,7 +202,7 @@ impl Preparer {
     }
 
     /// Does something that blocks while the lanes of `gpus` are held, within the span of the caller.
-    async fn within<T: Send + 'static>(
+    pub(super) async fn within<T: Send + 'static>(
         &self,
         gpus: Vec<DeviceUuid>,
         act: impl FnOnce(&Executor, &Held) -> Result<T, PrepareError> + Send + 'static,

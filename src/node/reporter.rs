@@ -344,9 +344,10 @@ impl Reporting {
             gpus.devices().into_values().map(|device| device.uuid().clone()).collect();
         let held = self.known.values().flat_map(|known| &known.devices);
         // What was made for the claim is published as what may be made.
-        let is_made = |held: &&HeldDevice| {
-            let device = gpus.device(&held.answer.device);
-            matches!(device, Some(Device::Place { .. } | Device::Parent(_)))
+        let is_made = |held: &&HeldDevice| match gpus.device(&held.answer.device) {
+            Some(Device::Place { .. } | Device::Parent(_)) => true,
+            Some(Device::Whole(gpu)) => gpu.is_whole_or_cut() && held.mode == HoldMode::Mig,
+            Some(Device::Mig { .. }) | None => false,
         };
         let gone = held.filter(|held| held.mode != HoldMode::Admin && !present.contains(&held.uuid));
         let (made, gone): (Vec<_>, Vec<_>) = gone.partition(is_made);

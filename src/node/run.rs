@@ -23,6 +23,7 @@ use super::holders::Holders;
 use super::labels::LabelKeeper;
 use super::lanes::Lanes;
 use super::metrics::NodeMetrics;
+use super::mig_mode::{self, MigModes};
 use super::preparer::Preparer;
 use super::publisher::{Guard, Publication, Publisher, TryLock};
 use super::reporter::{Reporter, Reporting};
@@ -108,6 +109,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let registration = serve_kubelet(&settings, &preparer, devices, &mut tasks, registered).await?;
     let published = publish(&settings, cluster, &discovered, &device_faults, &mut tasks);
     tasks.spawn("sweeper", sweeper::run(preparer.clone(), settings.sweep_interval, stop.clone()));
+    tasks.spawn("MIG modes", mig_mode::run(preparer.clone(), stop.clone()));
     let mut claims = ClaimMetrics::register(&mut registry);
     let mut dcgm = None;
     if settings.dcgm_metrics {
@@ -172,10 +174,14 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
     let store = Store::open(paths.state_dir.join("ledger"), &lanes_dir, host.clone())?;
     let [applying, ready, releasing] = store.phases();
     info!(applying, ready, releasing, "ledger opened");
+    let folder = paths.state_dir.join(mig_mode::FOLDER);
+    let modes = MigModes::new(host.clone(), folder.clone(), boot.clone(), settings.mig_keep)
+        .map_err(|source| NodeError::Folder { path: folder, source })?;
     let mig = Carver::new(
         Arc::new(MigCarver::new(settings.roots.driver.clone(), MigCarver::LIMIT)),
         carver::AVOIDED,
         FailureFile::new(host.clone(), paths.state_dir.clone(), boot.clone()),
+        modes,
     );
     let executor = Executor {
         node: settings.node_name.clone(),
@@ -234,13 +240,14 @@ fn discover(
         sys_root: settings.host.sysfs_root.clone(),
         look_limit: Settings::LOOK_LIMIT,
         on_demand: on_demand.clone(),
+        switches: settings.mig_keep.is_some(),
     });
     let stop = tasks.stop();
     let dev = settings.roots.dev_root(|path| path.exists()).here;
     let files = watch_files(dev, settings.roots.driver.clone(), stop.clone());
     let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
     let (discovery, discovered) = Discovery::new(Arc::new(nvml), policy, files);
-    let discovery = match on_demand.is_empty() {
+    let discovery = match on_demand.is_empty() && executor.mig.modes().all().is_empty() {
         true => discovery,
         false => {
             let claims = Arc::new(CarvedByClaims(executor.clone()));

@@ -21,7 +21,7 @@ use super::look::Session;
 use super::mig::{self, Profile};
 use super::raw_mig::GpuInstanceHandle;
 use super::worker::{self, Progress, STACK};
-use super::{NvmlError, raw, raw_mig};
+use super::{ModeError, NvmlError, mode, raw, raw_mig};
 use crate::model::driver::DriverPlace;
 use crate::model::gpu::MigCapacity;
 use crate::model::mig::{GpuInstance, MadeMig, MigPlace, MigProfile};
@@ -71,6 +71,8 @@ pub enum MigError {
     /// Nothing was made: it failed before anything was created.
     #[error(transparent)]
     Before(NvmlError),
+    #[error(transparent)]
+    Mode(#[from] ModeError),
     #[error(transparent)]
     Nvml(#[from] NvmlError),
 }
@@ -129,6 +131,18 @@ pub trait MigInstances: Send + Sync + 'static {
     /// # Errors
     /// A process runs in it, or NVML fails.
     fn end(&self, gpu: &DeviceUuid, place: MigPlace, made: Option<&DeviceUuid>) -> Result<bool, MigError>;
+
+    /// True if MIG is on, whatever is pending. A board that cannot do MIG has it off.
+    ///
+    /// # Errors
+    /// NVML fails.
+    fn mode(&self, gpu: &DeviceUuid) -> Result<bool, MigError>;
+
+    /// Switches MIG on or off, and reads the mode back. One that is in force already is left alone.
+    ///
+    /// # Errors
+    /// [`MigError::Mode`] if that cannot be: the mode is as it was. After any other it may be either.
+    fn set_mode(&self, gpu: &DeviceUuid, on: bool) -> Result<(), MigError>;
 }
 
 /// The real one. Loads nothing before it is asked.
@@ -250,8 +264,8 @@ impl Open {
             Some(nvml) => nvml,
             None => worker::open(&self.driver, &self.progress)?,
         };
-        let (sys_root, on_demand) = (Path::new("/sys"), [].as_slice());
-        let session = Session { nvml: &nvml, sys_root, progress: &self.progress, on_demand };
+        let (sys_root, on_demand, switches) = (Path::new("/sys"), [].as_slice(), false);
+        let session = Session { nvml: &nvml, sys_root, progress: &self.progress, on_demand, switches };
         let done = act(&session);
         let reload = matches!(&done, Err(MigError::Nvml(error)) if error.wants_reload());
         self.nvml = (!reload).then_some(nvml);
@@ -285,6 +299,14 @@ impl MigInstances for MigCarver {
             open.with(|session| Carving::of(session, gpu)?.end(place, made.as_ref()))
         })
     }
+
+    fn mode(&self, gpu: &DeviceUuid) -> Result<bool, MigError> {
+        self.ask(gpu, |open, gpu| open.with(|session| mode::is_on(session, gpu)))
+    }
+
+    fn set_mode(&self, gpu: &DeviceUuid, on: bool) -> Result<(), MigError> {
+        self.ask(gpu, move |open, gpu| open.with(|session| mode::set(session, gpu, on)))
+    }
 }
 
 /// What a board in MIG mode can be cut into, and the places of the instances that are on it.
@@ -315,6 +337,30 @@ pub(super) fn found(
     }
 }
 
+/// What a board could be cut into whose MIG mode is off. None of one that cannot do MIG, or does not say.
+///
+/// # Errors
+/// NVML fails: nothing is known, and nothing may be concluded from it.
+pub(super) fn possible(
+    session: &Session<'_>,
+    gpu: &DeviceUuid,
+    left_out: &mut Vec<String>,
+) -> Result<Vec<MigProfile>, NvmlError> {
+    let board = Carving::whatever_its_mode(session, gpu)?;
+    match board.profiles(left_out) {
+        Ok(profiles) => Ok(profiles),
+        Err(MigError::Nvml(error)) if error.is_absence() => Ok(Vec::new()),
+        Err(MigError::Nvml(error)) => Err(error),
+        // No other comes of it.
+        Err(_) => Ok(Vec::new()),
+    }
+}
+
+/// The places of the instances on a board in MIG mode.
+pub(super) fn places(session: &Session<'_>, gpu: &DeviceUuid) -> Result<Vec<MigPlace>, MigError> {
+    Ok(Carving::of(session, gpu)?.handles()?.into_iter().map(|(_, place, _)| place).collect())
+}
+
 /// The first of those compute instance profiles that have the most slices. A GPU instance of one slice has two: the
 /// plain one, and one with media extensions (`NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1`), which comes later.
 fn whole(profiles: &[(u32, u32)]) -> Option<u32> {
@@ -322,7 +368,7 @@ fn whole(profiles: &[(u32, u32)]) -> Option<u32> {
     profiles.iter().find(|(_, slices)| *slices == most).map(|(id, _)| *id)
 }
 
-/// One board in MIG mode, while something is done to it.
+/// One board, in MIG mode but for [`possible`], while something is done to it.
 struct Carving<'a> {
     session: &'a Session<'a>,
     gpu: &'a DeviceUuid,
@@ -331,15 +377,19 @@ struct Carving<'a> {
 
 impl<'a> Carving<'a> {
     fn of(session: &'a Session<'a>, gpu: &'a DeviceUuid) -> Result<Self, MigError> {
-        let by_uuid = || session.nvml.device_by_uuid(gpu.as_str());
-        let board = session.call("nvmlDeviceGetHandleByUUID", None, by_uuid)?;
-        let mode = session.call("nvmlDeviceGetMigMode", None, || board.mig_mode());
-        match mode {
-            Ok(mode) if mode.current != 0 => Ok(Self { session, gpu, board }),
+        let board = Self::whatever_its_mode(session, gpu)?;
+        match session.call("nvmlDeviceGetMigMode", None, || board.board.mig_mode()) {
+            Ok(mode) if mode.current != 0 => Ok(board),
             Ok(_) => Err(MigError::Off { gpu: gpu.clone() }),
             Err(error) if error.is_absence() => Err(MigError::Off { gpu: gpu.clone() }),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn whatever_its_mode(session: &'a Session<'a>, gpu: &'a DeviceUuid) -> Result<Self, NvmlError> {
+        let by_uuid = || session.nvml.device_by_uuid(gpu.as_str());
+        let board = session.call("nvmlDeviceGetHandleByUUID", None, by_uuid)?;
+        Ok(Self { session, gpu, board })
     }
 
     fn call<T>(&self, name: &'static str, call: impl FnOnce() -> Result<T, Code>) -> Result<T, NvmlError> {

@@ -6,7 +6,7 @@ use nvml_wrapper::error::NvmlError as Code;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::inventory::{FailedGpu, Look};
-use crate::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus, OnDemand};
+use crate::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, MigSwitch, NodeGpus, OnDemand};
 use crate::model::mig::PossibleMig;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
@@ -18,6 +18,8 @@ use super::{ComputeMode, NvmlError, Settings, carve, convert, mig, raw, sysfs};
 
 /// No node has more: what is beyond is taken for nonsense.
 const MAX_GPUS: u32 = 64;
+/// From this compute capability on (Hopper) a change of the MIG mode needs no reset (NVIDIA's MIG user guide).
+const SWITCHED_AT_ONCE: (u32, u32) = (9, 0);
 
 /// Calls into a loaded library, each noted before it is made so that a hang can be named.
 pub(super) struct Session<'a> {
@@ -26,11 +28,14 @@ pub(super) struct Session<'a> {
     pub progress: &'a Progress,
     /// See [`Settings::on_demand`].
     pub on_demand: &'a [GpuSelector],
+    /// See [`Settings::switches`].
+    pub switches: bool,
 }
 
 impl<'a> Session<'a> {
     pub fn new(nvml: &'a Nvml, settings: &'a Settings, progress: &'a Progress) -> Self {
-        Self { nvml, sys_root: &settings.sys_root, progress, on_demand: &settings.on_demand }
+        let Settings { sys_root, on_demand, switches, .. } = settings;
+        Self { nvml, sys_root, progress, on_demand, switches: *switches }
     }
 
     /// Makes one call, about the GPU with that NVML index if it is about one.
@@ -141,14 +146,25 @@ impl<'a> Session<'a> {
 
     /// With what can be made of a board, if it is carved on demand. Whom the instances are for is not NVML's to say.
     fn on_demand(&self, mut gpu: Gpu, left_out: &mut Vec<String>) -> Result<Gpu, NvmlError> {
-        let wanted = self.on_demand.iter().any(|selector| selector.matches(&gpu));
-        if let MigMode::On(devices) = &gpu.mig
-            && wanted
-            && let Some((profiles, foreign)) = carve::found(self, &gpu.uuid, left_out)?
-        {
-            let places = PossibleMig::all(&gpu.uuid, &profiles);
-            let devices = devices.clone();
-            gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, ..OnDemand::default() });
+        if !self.on_demand.iter().any(|selector| selector.matches(&gpu)) {
+            return Ok(gpu);
+        }
+        match &gpu.mig {
+            MigMode::On(devices) => {
+                if let Some((profiles, foreign)) = carve::found(self, &gpu.uuid, left_out)? {
+                    let places = PossibleMig::all(&gpu.uuid, &profiles);
+                    let devices = devices.clone();
+                    gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, ..OnDemand::default() });
+                }
+            }
+            MigMode::Off if self.switches && is_switched_at_once(&gpu) => {
+                let places = PossibleMig::all(&gpu.uuid, &carve::possible(self, &gpu.uuid, left_out)?);
+                if !places.is_empty() {
+                    gpu.mig =
+                        MigMode::OnDemand(OnDemand { switch: MigSwitch::Off, places, ..OnDemand::default() });
+                }
+            }
+            MigMode::Off | MigMode::OnDemand(_) => {}
         }
         Ok(gpu)
     }
@@ -213,6 +229,12 @@ impl<'a> Session<'a> {
             _ => Ok(MigMode::Off),
         }
     }
+}
+
+/// What consumes counters has a capacity, its memory.
+fn is_switched_at_once(gpu: &Gpu) -> bool {
+    let is_counted = total(gpu.memory).is_some_and(|bytes| i64::try_from(bytes).is_ok());
+    gpu.compute_capability >= SWITCHED_AT_ONCE && is_counted
 }
 
 fn total(memory: Memory) -> Option<u64> {

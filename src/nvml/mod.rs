@@ -7,7 +7,7 @@
 //! * [`ProcessWatch`]: the processes that use the GPUs, asked for several times a second, apart from the looks; and the
 //!   [`Figures`] of devices for metrics
 //! * [`DeviceFiles`]: reports changes of device files and of the library
-//! * [`MigInstances`], [`MigCarver`]: MIG instances made and ended, a thread for each board
+//! * [`MigInstances`], [`MigCarver`]: MIG instances made and ended, and MIG modes switched (`mode`), a thread for each board
 //! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and the events
 //! * `raw`, `raw_mig`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
 //! * `library`, `sysfs`: files; `convert`: NVML's values as those of the model
@@ -23,6 +23,7 @@ mod figures;
 mod library;
 mod look;
 mod mig;
+mod mode;
 mod processes;
 mod raw;
 mod raw_mig;
@@ -41,6 +42,7 @@ use crate::model::names::DeviceUuid;
 pub use carve::{MigCarver, MigError, MigInstances};
 pub use error::NvmlError;
 pub use figures::{DeviceIdentity, DeviceMemory, Figures, ProcessActivity, Subject};
+pub use mode::ModeError;
 pub use processes::{BoardProcesses, ContextKind, GpuProcess, ProcessWatch};
 pub use thread::{Nvml, Settings};
 pub use watch::{DeviceFiles, FilesChanged};

@@ -10,7 +10,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::{NvmlError as Code, nvml_sym, nvml_try};
 use nvml_wrapper_sys::bindings::{
     NVML_COMPUTE_INSTANCE_PROFILE_COUNT, nvmlComputeInstance_t, nvmlComputeInstanceProfileInfo_t,
-    nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlReturn_t,
 };
 
 use crate::model::gpu::Placement;
@@ -130,4 +130,13 @@ pub(super) fn destroy_compute_instance(board: &Device<'_>, ci: ComputeInstanceHa
     let call = nvml_sym(board.nvml().lib().nvmlComputeInstanceDestroy.as_ref())?;
     // SAFETY: the handle came from this library, which checks it.
     nvml_try(unsafe { call(ci.0) })
+}
+
+/// `nvmlDeviceSetMigMode`: NVML's word on whether the mode is in force, a return code.
+pub(super) fn set_mode(board: &Device<'_>, on: bool) -> Result<u32, Code> {
+    let call = nvml_sym(board.nvml().lib().nvmlDeviceSetMigMode.as_ref())?;
+    let mut status: nvmlReturn_t = 0;
+    // SAFETY: the handle is the board's own; `status` is a live number.
+    nvml_try(unsafe { call(board.handle(), c_uint::from(on), &mut status) })?;
+    Ok(status)
 }

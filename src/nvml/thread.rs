@@ -32,6 +32,9 @@ pub struct Settings {
     pub look_limit: Duration,
     /// Boards that are carved on demand, while MIG is on.
     pub on_demand: Vec<GpuSelector>,
+    /// Those of them whose MIG is off are told with what they can be cut into, where the mode can be switched without a
+    /// reset.
+    pub switches: bool,
 }
 
 impl Settings {

@@ -11,7 +11,7 @@ use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::gpu::{Device, Health, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, NodeName, PoolName};
 use crate::model::share::{Extent, Isolation};
-use crate::params::{DeviceSettings, GrantedDevice, resolve};
+use crate::params::{self, DeviceSettings, GrantedDevice, resolve};
 use crate::sharing::SharingPolicy;
 
 /// What the node is and has, at the moment of the decision.
@@ -82,7 +82,7 @@ fn target<'a>(
     before: &[Target<'_>],
     site: Site<'a>,
 ) -> Result<Target<'a>, Refusal> {
-    let mut device = find(result, site)?;
+    let mut device = as_asked(claim, result, find(result, site)?);
     let (name, pool) = (result.device.clone(), result.pool.clone());
     let requests = vec![result.request.base().to_owned()];
     // Administrative access changes nothing and is given to broken devices too.
@@ -127,6 +127,17 @@ fn target<'a>(
         share::fits(claim, &share::Part { gpu: device.gpu(), grant, placer, before: &before }, site)?;
     }
     Ok(Target { device, name, pool, mode, share_id, requests, settings })
+}
+
+/// A board that is given whole or cut is one to be cut where our controller granted a MIG device of it.
+fn as_asked<'a>(claim: &AllocatedClaim, result: &Allocated, device: Device<'a>) -> Device<'a> {
+    match device {
+        Device::Whole(gpu) if gpu.is_whole_or_cut() => match params::grant_of(claim, result) {
+            Ok(Some(GrantedDevice { extent: Extent::Mig(_), .. })) => Device::Parent(gpu),
+            _ => device,
+        },
+        _ => device,
+    }
 }
 
 /// True if the claim has something of the board already: what it has it keeps.

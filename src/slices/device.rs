@@ -32,6 +32,10 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
     let mut entries = Entries::default();
     entries.board(driver, device.gpu());
     let shared = match device {
+        Device::Whole(gpu) if gpu.is_whole_or_cut() => {
+            entries.parent(gpu, "gpu", how.taints);
+            false
+        }
         Device::Whole(gpu) => entries.gpu(gpu, how.offer),
         Device::Mig { parent, mig } => {
             entries.mig(parent, mig);
@@ -42,14 +46,15 @@ pub(super) fn published(driver: &DriverVersions, device: Device<'_>, how: Publis
             false
         }
         Device::Parent(gpu) => {
-            entries.parent(gpu, how.taints);
+            entries.parent(gpu, MIG_PARENT, how.taints);
             false
         }
     };
     let consumes_counters = match (device, how.counters) {
+        (Device::Whole(gpu), Counters::Kept) => partition::consumption_of_whole(gpu),
         (Device::Place { parent, place }, _) => Some(partition::consumption(parent, place)),
         (Device::Parent(gpu), Counters::Kept) => partition::consumption_of_all(gpu),
-        (Device::Parent(_), Counters::NotKept) | (Device::Whole(_) | Device::Mig { .. }, _) => None,
+        (Device::Whole(_) | Device::Parent(_), Counters::NotKept) | (Device::Mig { .. }, _) => None,
     };
     let name = device.name();
     let taints = how.taints.get(&name).map(Vec::as_slice).unwrap_or_default();
@@ -129,9 +134,9 @@ impl Entries {
         false
     }
 
-    /// A board that our controller cuts: what it has, and what [`cut_of`] says.
-    fn parent(&mut self, gpu: &Gpu, taints: &Taints) {
-        self.string("type", MIG_PARENT);
+    /// A board that our controller cuts: what it has, and what [`cut_of`] says. `kind`: the attribute `type`.
+    fn parent(&mut self, gpu: &Gpu, kind: &str, taints: &Taints) {
+        self.string("type", kind);
         self.string("uuid", gpu.uuid.as_str());
         self.string(ISOLATION, Isolation::Mig.as_str());
         if let Some(count) = gpu.multiprocessors {

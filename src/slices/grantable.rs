@@ -88,7 +88,8 @@ impl Grantable {
             product: text("productName").unwrap_or_default(),
             parts: match text("type").as_deref() {
                 Some(MIG_PARENT) => Parts::Mig(mig()?),
-                _ => Parts::Shares(shares()?),
+                // One that is given whole or cut says what it can be cut into, and nothing of shares.
+                _ => mig().map(Parts::Mig).or_else(|| shares().map(Parts::Shares))?,
             },
         })
     }

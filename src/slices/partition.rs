@@ -24,6 +24,9 @@ pub(super) fn set_name(gpu: &Gpu) -> String {
 pub(super) fn counter_set(gpu: &Gpu) -> Option<CounterSet> {
     let MigMode::OnDemand(cut) = &gpu.mig else { return None };
     let mut left = all(cut);
+    if !fits(&left) {
+        return None;
+    }
     for foreign in &cut.foreign {
         for (name, taken) in taken_by(cut, foreign) {
             if let Some(count) = left.get_mut(&name) {
@@ -32,8 +35,27 @@ pub(super) fn counter_set(gpu: &Gpu) -> Option<CounterSet> {
         }
     }
     // A counter of which nothing is left stays: devices name it.
-    let fits = !left.is_empty() && left.len() <= COUNTERS_PER_SET;
-    fits.then(|| CounterSet { name: set_name(gpu), counters: counters(left) })
+    Some(CounterSet { name: set_name(gpu), counters: counters(left) })
+}
+
+fn fits(counts: &Counts) -> bool {
+    !counts.is_empty() && counts.len() <= COUNTERS_PER_SET
+}
+
+/// All that the board has, of one that is given whole or cut: there is no whole board while an instance is on it, whoever
+/// made the instance. None of other boards, or if there is no counter set.
+pub(super) fn consumption_of_whole(gpu: &Gpu) -> Option<DeviceCounterConsumption> {
+    let MigMode::OnDemand(cut) = &gpu.mig else { return None };
+    let mut all = all(cut);
+    if !gpu.is_whole_or_cut() || !fits(&all) {
+        return None;
+    }
+    all.retain(|_, count| *count > 0);
+    Some(DeviceCounterConsumption {
+        counter_set: set_name(gpu),
+        counters: counters(all),
+        ..Default::default()
+    })
 }
 
 /// What an instance takes.

@@ -5,11 +5,12 @@ use serde_json::json;
 use super::super::content::tests::{gpu, mig, node_gpus, whole};
 use super::*;
 use crate::inventory::{DeviceFaults, FaultLocation, Inventory, Xid};
-use crate::model::gpu::{Health, Memory, MigCapacity, NodeGpus, Placement};
+use crate::model::gpu::{Health, Memory, MigCapacity, MigSwitch, NodeGpus, Placement};
 use crate::model::mig::MigProfile;
 use crate::model::names::{DeviceName, NodeName};
 use crate::slices::{
-    Counters, PublishOptions, SliceContent, Taint, desired, taints, unseen_parents, violations,
+    Counters, Grantable, Parts, PublishOptions, SliceContent, Taint, desired, taints, unseen_parents,
+    violations,
 };
 
 /// Of an H100: id, name, slices, most, [CE, DEC, JPEG, OFA], starts, size.
@@ -141,6 +142,58 @@ fn the_board_itself_is_for_who_chooses_places_and_leaves_nothing_beside_it() {
     assert_eq!((&taken.counter_set, &taken.counters), (&slices[1].counters[0].name, &left));
     assert!(!taken.counters.contains_key("memory-slice-2"), "that is somebody else's");
     assert_eq!(taken.counters["compute-slices"].value.0, "6");
+}
+
+/// The same board, whose MIG mode is ours to switch.
+fn whole_or_cut(minor: u32, switch: MigSwitch, foreign: &[MigPlace]) -> Gpu {
+    let mut gpu = carved(minor, foreign);
+    if let MigMode::OnDemand(cut) = &mut gpu.mig {
+        cut.switch = switch;
+    }
+    gpu
+}
+
+#[test]
+fn a_board_that_is_given_whole_or_cut_is_a_whole_gpu_that_leaves_nothing_beside_it() {
+    for counters in [Counters::Kept, Counters::NotKept] {
+        let off = published(vec![whole_or_cut(3, MigSwitch::Off, &[])], counters);
+        assert_eq!(
+            off,
+            published(vec![whole_or_cut(3, MigSwitch::On, &[])], counters),
+            "whatever the mode is"
+        );
+        let board = off[0].devices.iter().find(|device| device.name == "gpu-3").unwrap();
+        assert_eq!(board.allow_multiple_allocations, None, "no shares beside counters");
+        let text =
+            |name: &str| board.attributes.as_ref().unwrap().get(name).and_then(|one| one.string.clone());
+        assert_eq!(
+            (text("type").as_deref(), text("uuid").as_deref()),
+            (Some("gpu"), Some("GPU-00000000-0000-0000-0000-000000000003"))
+        );
+        let read = Grantable::of(board).unwrap();
+        let Parts::Mig(parts) = &read.parts else { panic!("{read:?}") };
+        assert_eq!((parts.board.profiles.len(), parts.keeps_counters), (6, counters == Counters::Kept));
+        let devices: usize = off.iter().map(|slice| slice.devices.len()).sum();
+        assert_eq!(devices, if counters == Counters::Kept { 26 } else { 1 });
+        let consumed = board.consumes_counters.as_ref().map(|all| all[0].counters.clone());
+        assert_eq!(consumed, off.get(1).map(|slice| without_zero(slice.counters[0].counters.clone())));
+    }
+}
+
+fn without_zero(mut counters: BTreeMap<String, Counter>) -> BTreeMap<String, Counter> {
+    counters.retain(|_, counter| counter.value.0 != "0");
+    counters
+}
+
+/// Somebody made one by hand while the mode was on.
+#[test]
+fn with_an_instance_of_others_on_it_a_board_is_not_given_whole() {
+    let foreign = MigPlace { profile_id: 19, placement: Placement { start: 2, size: 1 } };
+    let slices = published(vec![whole_or_cut(0, MigSwitch::On, &[foreign])], Counters::Kept);
+    let set = &slices[1].counters[0].counters;
+    let board = slices[0].devices.iter().find(|device| device.name == "gpu-0").unwrap();
+    let consumed = &board.consumes_counters.as_ref().unwrap()[0].counters;
+    assert_eq!((&*consumed["memory-slice-2"].value.0, &*set["memory-slice-2"].value.0), ("1", "0"));
 }
 
 /// An API server refuses a consumption without counters.

@@ -98,6 +98,19 @@ const CARVED: [Named; 3] = [
     ("a carved device of the controller's", carved_for_share),
 ];
 
+/// A MIG device of a GPU that is whole until then.
+fn switched_on() -> Claim {
+    Claim::new("switched-on", &["gpu-3-mig-1g10gb-19-0"])
+}
+
+/// The whole GPU, off which a MIG device was cut a moment before.
+fn switched_off() -> Claim {
+    Claim::new("switched-off", &["gpu-3"])
+}
+
+const SWITCHED: [Named; 2] =
+    [("a MIG device of a whole GPU", switched_on), ("a GPU that was cut", switched_off)];
+
 type Named = (&'static str, fn() -> Claim);
 
 const CLAIMS: [Named; 7] = [
@@ -113,7 +126,18 @@ const CLAIMS: [Named; 7] = [
 /// A site and what is on it before the process is stopped.
 async fn set_up(case: Case) -> Site {
     let claim = (case.claim)();
-    let site = if claim.id().name.starts_with("carved") { Site::carved() } else { Site::new() };
+    let site = match &claim.id().name {
+        name if name.starts_with("carved") => Site::carved(),
+        name if name.starts_with("switched") => Site::whole_or_cut(),
+        _ => Site::new(),
+    };
+    if claim.id().name == "switched-off" {
+        let (plugin, earlier) = (site.start_plugin(), switched_on().uid("uid-earlier"));
+        site.api.put(&earlier);
+        plugin.prepared(&earlier, case.name).await;
+        plugin.unprepare(&earlier).await.unwrap();
+        site.api.remove(&earlier);
+    }
     site.api.put(&claim);
     if case.before == Before::Nothing {
         return site;
@@ -328,6 +352,24 @@ async fn stopped_while_carving_a_board() {
         stops += stop_all(before, during, &CARVED).await;
     }
     assert!(stops >= 300, "the sweep has shrunk to {stops} points");
+}
+
+/// The same with MIG modes that are switched for the claim: recorded and not switched, switched and not yet in use.
+#[tokio::test]
+async fn stopped_while_switching_a_mig_mode() {
+    let mut stops = 0;
+    for (before, during) in [
+        (Before::Nothing, During::Prepare),
+        (Before::PreparedInAnotherBoot, During::Prepare),
+        (Before::HalfPrepared, During::Prepare),
+        (Before::Prepared, During::Unprepare),
+        (Before::HalfPrepared, During::Sweep),
+        (Before::PreparedAndDeleted, During::Sweep),
+        (Before::PreparedInAnotherBoot, During::Sweep),
+    ] {
+        stops += stop_all(before, during, &SWITCHED).await;
+    }
+    assert!(stops >= 150, "the sweep has shrunk to {stops} points");
 }
 
 /// A run of the plugin that ends at the same point as the run before.

@@ -1,5 +1,7 @@
 //! A board's MIG instances, as NVML would have them, which outlive the process that makes them.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -8,13 +10,31 @@ use tranche::model::gpu::{MigCapacity, Placement};
 use tranche::model::mig::{GpuInstance, MadeMig, MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
-use tranche::nvml::{MigError, MigInstances};
+use tranche::nvml::{MigError, MigInstances, ModeError};
 
 use crate::stop_at::{StopAt, Verb};
 
 /// Instances by board.
 #[derive(Default)]
-pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool, AtomicBool, AtomicBool);
+pub struct MigBoards(Mutex<Vec<(DeviceUuid, GpuInstance)>>, AtomicBool, AtomicBool, AtomicBool, Mutex<Modes>);
+
+/// MIG is on on all other boards.
+#[derive(Default)]
+struct Modes {
+    off: BTreeSet<DeviceUuid>,
+    off_after_boot: BTreeSet<DeviceUuid>,
+    refusal: Option<Refusal>,
+    switches: usize,
+}
+
+/// Why a mode is not switched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// A process runs on the board.
+    Running,
+    /// It would be in force after a reset.
+    Reset,
+}
 
 impl MigBoards {
     /// What is on a board.
@@ -25,6 +45,43 @@ impl MigBoards {
 
     pub fn all(&self) -> Vec<(DeviceUuid, MigPlace)> {
         self.0.lock().unwrap().iter().map(|(gpu, one)| (gpu.clone(), one.place)).collect()
+    }
+
+    /// A board whose MIG mode is off, and is after each boot.
+    pub fn be_whole(&self, gpu: &DeviceUuid) {
+        let mut modes = self.4.lock().unwrap();
+        modes.off.insert(gpu.clone());
+        modes.off_after_boot.insert(gpu.clone());
+    }
+
+    pub fn boot(&self) {
+        self.clear();
+        let mut modes = self.4.lock().unwrap();
+        modes.off = modes.off_after_boot.clone();
+    }
+
+    pub fn is_on(&self, gpu: &DeviceUuid) -> bool {
+        !self.4.lock().unwrap().off.contains(gpu)
+    }
+
+    /// Somebody's act: instances do not outlive it.
+    pub fn switch(&self, gpu: &DeviceUuid, on: bool) {
+        let mut modes = self.4.lock().unwrap();
+        match on {
+            true => _ = modes.off.remove(gpu),
+            false => _ = modes.off.insert(gpu.clone()),
+        }
+        self.0.lock().unwrap().retain(|(at, _)| on || at != gpu);
+    }
+
+    /// Modes are not switched, or are again.
+    pub fn refuse(&self, refusal: Option<Refusal>) {
+        self.4.lock().unwrap().refusal = refusal;
+    }
+
+    /// How often modes were switched for claims.
+    pub fn switches(&self) -> usize {
+        self.4.lock().unwrap().switches
     }
 
     pub fn clear(&self) {
@@ -75,6 +132,14 @@ impl MigBoards {
 pub struct FakeMig {
     pub boards: Arc<MigBoards>,
     pub host: Arc<StopAt>,
+    /// Where the modes are recorded that were switched for claims.
+    pub modes: PathBuf,
+}
+
+impl FakeMig {
+    fn check_on(&self, gpu: &DeviceUuid) -> Result<(), MigError> {
+        if self.boards.is_on(gpu) { Ok(()) } else { Err(MigError::Off { gpu: gpu.clone() }) }
+    }
 }
 
 impl MigInstances for FakeMig {
@@ -83,6 +148,7 @@ impl MigInstances for FakeMig {
     }
 
     fn instances(&self, gpu: &DeviceUuid) -> Result<Vec<GpuInstance>, MigError> {
+        self.check_on(gpu)?;
         Ok(self.boards.on(gpu))
     }
 
@@ -90,6 +156,7 @@ impl MigInstances for FakeMig {
         let of =
             |step: &Step| matches!(step, Step::MakeMig { gpu: g, place: p, .. } if g == gpu && *p == place);
         self.host.demand(&format!("{place:?} on {gpu}"), |record| record.intent.steps.iter().any(of));
+        self.check_on(gpu)?;
         if self.boards.1.swap(false, Ordering::Relaxed) {
             self.boards.make(gpu, place, 1);
             return Err(MigError::Busy { gpu: gpu.clone(), call: "what came before".to_owned() });
@@ -109,6 +176,7 @@ impl MigInstances for FakeMig {
     }
 
     fn end(&self, gpu: &DeviceUuid, place: MigPlace, made: Option<&DeviceUuid>) -> Result<bool, MigError> {
+        self.check_on(gpu)?;
         let Some(found) = self.boards.on(gpu).into_iter().find(|one| one.place == place) else {
             return Ok(false);
         };
@@ -124,6 +192,30 @@ impl MigInstances for FakeMig {
         };
         self.host.halves(Verb::EndMig, half, || self.boards.end(gpu, place));
         Ok(true)
+    }
+
+    fn mode(&self, gpu: &DeviceUuid) -> Result<bool, MigError> {
+        Ok(self.boards.is_on(gpu))
+    }
+
+    fn set_mode(&self, gpu: &DeviceUuid, on: bool) -> Result<(), MigError> {
+        self.host.require(&format!("MIG mode of {gpu}"), self.modes.join(format!("{gpu}.json")).exists());
+        let (gpu_of, to) = (gpu.clone(), if on { "on" } else { "off" });
+        match self.boards.4.lock().unwrap().refusal {
+            Some(Refusal::Running) => {
+                return Err(ModeError::Running { gpu: gpu_of, to, processes: "4711".into() }.into());
+            }
+            Some(Refusal::Reset) => return Err(ModeError::Reset { gpu: gpu_of, to }.into()),
+            None => {}
+        }
+        if !on && !self.boards.on(gpu).is_empty() {
+            return Err(ModeError::Cut { gpu: gpu_of, count: self.boards.on(gpu).len() }.into());
+        }
+        self.host.around(Verb::SwitchMig, || {
+            self.boards.4.lock().unwrap().switches += 1;
+            self.boards.switch(gpu, on);
+        });
+        Ok(())
     }
 }
 

@@ -23,6 +23,7 @@ mod labels;
 mod logs;
 mod memory;
 mod metrics;
+mod mig_mode;
 mod mock_api;
 mod monitoring;
 mod mps;

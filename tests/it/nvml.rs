@@ -110,8 +110,13 @@ impl Node {
 
     /// One that knows of boards which are carved on demand.
     pub fn nvml_carving(&self, look_limit: Duration, on_demand: Vec<GpuSelector>) -> Nvml {
+        self.nvml_with(look_limit, on_demand, false)
+    }
+
+    /// One that switches the MIG mode of such boards, if `switches`.
+    pub fn nvml_with(&self, look_limit: Duration, on_demand: Vec<GpuSelector>, switches: bool) -> Nvml {
         let (driver, sys_root) = (self.path("root").into(), self.path("sys"));
-        Nvml::new(Settings { driver, sys_root, look_limit, on_demand })
+        Nvml::new(Settings { driver, sys_root, look_limit, on_demand, switches })
     }
 
     /// Calls of this function that the library has noted, where the control file says `log_calls`.

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tranche::inventory::{Claimed, ClaimedPart, Inventory, Look};
 use tranche::model::claim::ClaimRef;
-use tranche::model::gpu::{MigMode, Placement};
+use tranche::model::gpu::{MigMode, MigSwitch, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
 use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
-use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances};
+use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances, ModeError};
 
 use crate::nvml::Node;
 
@@ -317,4 +317,78 @@ async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_
     assert!(matches!(&gpus.gpus[1].mig, MigMode::On(devices) if devices.len() == 2), "not asked for");
     assert_eq!(gpus.gpus[2].mig, MigMode::Off, "MIG is never switched on");
     stop.cancel();
+}
+
+#[test]
+fn a_mode_is_switched_where_nothing_is_on_the_board_and_read_back() {
+    let boards = Boards::new();
+    let (gpu, carver) = (&boards.uuids[2], &boards.carver);
+    assert!(!carver.mode(gpu).unwrap());
+    carver.set_mode(gpu, true).unwrap();
+    carver.set_mode(gpu, true).unwrap();
+    assert!(carver.mode(gpu).unwrap());
+    carver.make(gpu, at(THREE, 0, 4)).unwrap();
+    let error = carver.set_mode(gpu, false).unwrap_err();
+    assert!(matches!(error, MigError::Mode(ModeError::Cut { count: 1, .. })), "{error}");
+    assert!(carver.end(gpu, at(THREE, 0, 4), None).unwrap());
+    carver.set_mode(gpu, false).unwrap();
+    assert!(!carver.mode(gpu).unwrap());
+
+    let mut busy = control(json!({}), json!([]));
+    busy["gpus"]["2"] =
+        json!({"processes": [{"pid": 42, "used_mib": 10}, {"pid": 7, "used_mib": 1, "kind": "graphics"}]});
+    boards.node.set(busy);
+    let error = carver.set_mode(gpu, true).unwrap_err();
+    assert!(matches!(error, MigError::Mode(ModeError::Running { .. })), "{error}");
+    assert!(error.to_string().contains("7, 42"), "{error}");
+    boards.faults(json!({"nvmlDeviceSetMigMode": {"return": "UNKNOWN", "times": 1}}));
+    assert!(carver.set_mode(gpu, true).unwrap_err().to_string().contains("nvmlDeviceSetMigMode"));
+    assert!(!carver.mode(gpu).unwrap());
+    carver.set_mode(gpu, true).unwrap();
+}
+
+#[test]
+fn a_mode_that_waits_for_a_reset_is_taken_back() {
+    let gpus = json!({"0": {"uuid": "GPU-one"}});
+    let node = Node::with(json!({"profile": "a100-80gb", "privileged": true, "gpus": gpus}));
+    let (carver, gpu) = (MigCarver::new(node.path("root").into(), DEADLINE), DeviceUuid::new("GPU-one"));
+    let error = carver.set_mode(&gpu, true).unwrap_err();
+    assert!(matches!(error, MigError::Mode(ModeError::Reset { .. })), "{error}");
+    let state = std::fs::read_to_string(node.path("root/usr/lib64/state.json")).unwrap_or_default();
+    assert!(!state.contains("\"pending\":true"), "nothing waits for a reset: {state}");
+    let none = Node::with(json!({"profile": "t4", "privileged": true, "gpus": gpus}));
+    let carver = MigCarver::new(none.path("root").into(), DEADLINE);
+    let error = carver.set_mode(&gpu, true).unwrap_err();
+    assert!(matches!(error, MigError::Mode(ModeError::None { .. })), "{error}");
+}
+
+#[test]
+fn a_whole_board_says_what_it_could_be_cut_into_where_its_mode_can_be_switched_at_once() {
+    let look = |profile: &str, switches: bool, faults: Value| {
+        let gpus = json!({"0": {"uuid": "GPU-one"}});
+        let node = Node::with(json!({"profile": profile, "count": 1, "gpus": gpus, "faults": faults}));
+        let nvml = node.nvml_with(DEADLINE, vec!["GPU-one".parse().unwrap()], switches);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(nvml.look(Load::Keep)).unwrap()
+    };
+    for (profile, places) in [("h100", 25), ("h200", 25), ("rtx-pro-6000", 30)] {
+        let found = look(profile, true, json!({}));
+        let MigMode::OnDemand(cut) = &found.gpus.gpus[0].mig else { panic!("{profile}: {:?}", found.gpus) };
+        assert_eq!(
+            (cut.switch, cut.places.len(), cut.foreign.len()),
+            (MigSwitch::Off, places, 0),
+            "{profile}"
+        );
+        assert_eq!(look(profile, false, json!({})).gpus.gpus[0].mig, MigMode::Off, "not asked for");
+    }
+    // Ampere waits for a reset; the others cannot be cut.
+    for profile in ["a100-80gb", "a30", "t4", "l40s"] {
+        assert_eq!(look(profile, true, json!({})).gpus.gpus[0].mig, MigMode::Off, "{profile}");
+    }
+    let call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2";
+    let older = look("h100", true, json!({call: {"return": "FUNCTION_NOT_FOUND"}}));
+    assert_eq!(older.gpus.gpus[0].mig, MigMode::Off, "a driver that cannot tell");
+    // What is not known is not taken for a GPU that is shared.
+    let failed = look("h100", true, json!({call: {"return": "UNKNOWN"}}));
+    assert_eq!((failed.gpus.gpus.len(), failed.failed.len()), (0, 1), "{failed:?}");
 }

@@ -22,7 +22,7 @@ use tranche::host::driver_root::{DriverRoot, DriverRootCache};
 use tranche::host::{LocalHost, LocalProcesses, PidNamespace, durable};
 use tranche::inventory::Inventory;
 use tranche::kubelet::{Claims, Prepared};
-use tranche::ledger::{self, Phase, Record, Step};
+use tranche::ledger::{self, HoldMode, Phase, Record, Step};
 use tranche::model::claim::{AllocatedClaim, ClaimRef};
 use tranche::model::gpu::*;
 use tranche::model::mig::PossibleMig;
@@ -35,6 +35,7 @@ use tranche::node::executor::Executor;
 use tranche::node::failure_file::FailureFile;
 use tranche::node::holders::Holders;
 use tranche::node::lanes::Lanes;
+use tranche::node::mig_mode::{self, MigModes};
 use tranche::node::preparer::Preparer;
 use tranche::node::reporter::Reporter;
 use tranche::node::store::{Store, StoreError};
@@ -274,6 +275,8 @@ pub struct Site {
     pub gpus: watch::Sender<Inventory>,
     pub mps: Arc<Supervisor>,
     pub mig: Arc<MigBoards>,
+    /// How long MIG modes stay on that nobody needs, for processes that start from now on.
+    pub keep: Mutex<Duration>,
     /// Driver root of the library that is asked who uses the GPUs; the site's own has none that works.
     pub lists_root: PathBuf,
     boots: AtomicU32,
@@ -302,6 +305,15 @@ impl Site {
         Self::with(vec![board(3, MigMode::OnDemand(OnDemand { places, ..OnDemand::default() }))])
     }
 
+    /// gpu-3 is whole, and cut when a MIG device is asked for.
+    pub fn whole_or_cut() -> Self {
+        let places = PossibleMig::all(&uuid(3), &fake_mig::profiles());
+        let cut = OnDemand { switch: MigSwitch::Off, places, ..OnDemand::default() };
+        let site = Self::with(vec![board(3, MigMode::OnDemand(cut))]);
+        site.mig.be_whole(&uuid(3));
+        site
+    }
+
     pub fn with_whole_gpus(count: u32) -> Self {
         Self::with((0..count).map(|minor| board(minor, MigMode::Off)).collect())
     }
@@ -316,7 +328,8 @@ impl Site {
         let mps = Arc::new(Supervisor::new(dir.path().join("mps")));
         let lists_root = dir.path().join("driver");
         let (api, mig) = Default::default();
-        let site = Self { dir, api, gpus, mps, mig, lists_root, boots: AtomicU32::new(1) };
+        let keep = Mutex::new(Duration::from_secs(3600));
+        let site = Self { dir, api, gpus, mps, mig, keep, lists_root, boots: AtomicU32::new(1) };
         for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes", "state"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
@@ -380,7 +393,7 @@ impl Site {
     pub fn reboot_with_lasting_edits(&self) {
         self.boots.fetch_add(1, Ordering::SeqCst);
         self.mps.forget_all();
-        self.mig.clear();
+        self.mig.boot();
         fs::remove_dir_all(self.path("driver/gpus")).unwrap();
         fs::create_dir_all(self.path("driver/gpus")).unwrap();
     }
@@ -415,6 +428,7 @@ impl Site {
         let store = Store::open(self.path("ledger"), &self.path("lanes"), host.clone())?;
         let mut root = DriverRoot::new(self.path("driver"), self.path("driver").to_str().unwrap());
         root.dev.proc = self.path("driver/proc");
+        let modes = self.path("state").join(mig_mode::FOLDER);
         let executor = Executor {
             node: NodeName::from(NODE),
             pool: PoolName::from(NODE),
@@ -425,9 +439,10 @@ impl Site {
             driver: DriverRootCache::new(root),
             daemons: Arc::new(SupervisorClient { supervisor: self.mps.clone(), host: host.clone() }),
             mig: Carver::new(
-                Arc::new(FakeMig { boards: self.mig.clone(), host: host.clone() }),
+                Arc::new(FakeMig { boards: self.mig.clone(), host: host.clone(), modes: modes.clone() }),
                 carver::AVOIDED,
                 FailureFile::new(host.clone(), self.path("state"), self.boot()),
+                MigModes::new(host.clone(), modes, self.boot(), Some(*self.keep.lock().unwrap())).unwrap(),
             ),
             holders: Holders::new(self.processes(), None),
             sharing: SharingPolicy::default(),
@@ -513,6 +528,22 @@ impl Site {
                 assert!(made.contains(&(gpu.clone(), place)), "{at}: no instance at {place:?}");
             }
         }
+        self.check_modes(&records, at);
+    }
+
+    /// The boards whose MIG mode is ours to switch.
+    fn check_modes(&self, records: &[Record], at: &str) {
+        let Inventory::Found(gpus) = self.gpus.borrow().clone() else { return };
+        for gpu in gpus.gpus.iter().filter(|gpu| gpu.is_whole_or_cut()) {
+            let on = self.mig.is_on(&gpu.uuid);
+            let recorded = self.path("state").join(mig_mode::FOLDER).join(format!("{}.json", gpu.uuid));
+            assert!(!on || recorded.exists(), "{at}: MIG mode of {} is on, and nothing says why", gpu.uuid);
+            let ready = records.iter().filter(|r| r.phase == Phase::Ready && r.intent.boot == self.boot());
+            for held in ready.flat_map(|record| &record.intent.devices).filter(|held| held.gpu == gpu.uuid) {
+                let wants = held.mode == HoldMode::Mig;
+                assert!(held.mode == HoldMode::Admin || on == wants, "{at}: {held:?} with MIG mode {on}");
+            }
+        }
     }
 
     /// A daemon is kept only for claims, never looser than the loosest of them needs, and no claim that is
@@ -595,6 +626,11 @@ impl PluginRun {
     /// Waits until nothing is done to these GPUs.
     pub async fn settle(&self, gpus: Vec<DeviceUuid>) {
         drop(self.preparer.lanes.queue(gpus).await.unwrap());
+    }
+
+    /// One look at the MIG modes that were switched for claims.
+    pub async fn review_modes(&self) {
+        mig_mode::review(&self.preparer, &mut BTreeMap::new()).await;
     }
 
     /// None if the process was stopped amid it.

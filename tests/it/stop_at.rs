@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use tranche::host::{Durability, Host, LocalHost, ProgramError, durable};
 use tranche::ledger::{self, Damage, Record, Step};
 use tranche::model::names::DeviceUuid;
+use tranche::node::mig_mode::FOLDER;
 
 /// What a life does to its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,12 +22,23 @@ pub enum Verb {
     Rest,
     MakeMig,
     EndMig,
+    /// A record of a MIG mode.
+    WriteMode,
+    SwitchMig,
 }
 
 impl Verb {
     /// Can it be cut off in the middle?
     pub fn divisible(self) -> bool {
-        matches!(self, Self::WriteRecord | Self::Mark | Self::WriteEdits | Self::MakeMig | Self::EndMig)
+        matches!(
+            self,
+            Self::WriteRecord
+                | Self::Mark
+                | Self::WriteEdits
+                | Self::MakeMig
+                | Self::EndMig
+                | Self::WriteMode
+        )
     }
 }
 
@@ -155,6 +167,13 @@ impl StopAt {
         }
     }
 
+    /// The same of another record.
+    pub fn require(&self, what: &str, recorded: bool) {
+        if !recorded && !self.stopped() {
+            self.state.lock().unwrap().broken.push(format!("{what} without a record that says so"));
+        }
+    }
+
     /// A question to another process: it is answered whole or not at all.
     pub fn around<T>(&self, verb: Verb, effect: impl FnOnce() -> T) -> T {
         let act = self.enter(verb);
@@ -207,7 +226,11 @@ impl StopAt {
 
 impl Host for StopAt {
     fn write(&self, folder: &Path, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
-        let verb = if folder == self.ledger { Verb::WriteRecord } else { Verb::WriteEdits };
+        let verb = match folder {
+            folder if folder == self.ledger => Verb::WriteRecord,
+            folder if folder.ends_with(FOLDER) => Verb::WriteMode,
+            _ => Verb::WriteEdits,
+        };
         match verb {
             Verb::WriteRecord if durability != Durability::PowerLoss => {
                 self.state.lock().unwrap().broken.push(format!("{name} would not outlast a power failure"));

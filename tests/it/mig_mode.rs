@@ -1,0 +1,184 @@
+//! A GPU that is given whole or cut, on a node in a folder: when its MIG mode is switched, and when it is not.
+
+use std::time::Duration;
+
+use tranche::model::gpu::Placement;
+use tranche::model::mig::MigPlace;
+
+use crate::fake_mig::Refusal;
+use crate::site::{Claim, Site, uuid};
+
+const ONE: &str = "gpu-3-mig-1g10gb-19-0";
+const TWO: &str = "gpu-3-mig-2g20gb-14-2";
+
+fn put(site: &Site, name: &str, device: &str) -> Claim {
+    let claim = Claim::new(name, &[device]);
+    site.api.put(&claim);
+    claim
+}
+
+fn at(profile_id: u32, start: u32, size: u32) -> MigPlace {
+    MigPlace { profile_id, placement: Placement { start, size } }
+}
+
+fn is_on(site: &Site) -> bool {
+    site.mig.is_on(&uuid(3))
+}
+
+#[tokio::test]
+async fn an_idle_gpu_serves_whole_then_cut_then_whole_again() {
+    let site = Site::whole_or_cut();
+    let plugin = site.start_plugin();
+    let whole = put(&site, "whole", "gpu-3");
+    plugin.prepared(&whole, "whole at first").await;
+    assert_eq!((is_on(&site), site.mig.switches()), (false, 0), "nothing to switch");
+    let (one, two) = (put(&site, "one", ONE), put(&site, "two", TWO));
+    plugin.refused(&one, &[ONE, "in use by claim team/whole"]).await;
+    assert!(!is_on(&site), "not under a claim that has it whole");
+    plugin.unprepare(&whole).await.unwrap();
+    plugin.prepared(&one, "the first").await;
+    plugin.prepared(&two, "the second").await;
+    assert_eq!((is_on(&site), site.mig.switches()), (true, 1));
+    assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1)), (uuid(3), at(14, 2, 2))]);
+    let again = put(&site, "again", "gpu-3");
+    plugin.refused(&again, &["gpu-3", "in use by claim team/"]).await;
+    plugin.unprepare(&one).await.unwrap();
+    plugin.refused(&again, &["in use by claim team/two"]).await;
+    plugin.unprepare(&two).await.unwrap();
+    plugin.review_modes().await;
+    assert!(is_on(&site), "kept for the next");
+    plugin.prepared(&again, "whole at once").await;
+    assert_eq!((is_on(&site), site.mig.switches()), (false, 2));
+    plugin.prepared(&again, "and still").await;
+    site.check("whole again");
+    plugin.check("records before effects");
+    plugin.unprepare(&again).await.unwrap();
+    site.check_empty("in the end");
+}
+
+#[tokio::test]
+async fn a_mode_that_nobody_needs_goes_off_after_a_while_also_over_a_restart() {
+    let site = Site::whole_or_cut();
+    let plugin = site.start_plugin();
+    let one = put(&site, "one", ONE);
+    plugin.prepared(&one, "at first").await;
+    *site.keep.lock().unwrap() = Duration::ZERO;
+    let impatient = site.start_plugin();
+    impatient.review_modes().await;
+    assert!(is_on(&site), "a claim has a MIG device of it");
+    impatient.unprepare(&one).await.unwrap();
+    plugin.review_modes().await;
+    assert!(is_on(&site), "an hour has not passed");
+    impatient.review_modes().await;
+    assert!(!is_on(&site));
+    site.check_empty("whole again");
+    impatient.prepared(&one, "switched on anew").await;
+    assert_eq!(site.mig.switches(), 3);
+    impatient.check("records before effects");
+}
+
+#[tokio::test]
+async fn a_mode_that_cannot_be_switched_refuses_the_claim_and_stays_as_it_was() {
+    let site = Site::whole_or_cut();
+    let plugin = site.start_plugin();
+    let one = put(&site, "one", ONE);
+    for (refusal, words) in [
+        (Refusal::Running, "while processes run on it (process 4711)"),
+        (Refusal::Reset, "at the next reset of the GPU only"),
+    ] {
+        site.mig.refuse(Some(refusal));
+        plugin.refused(&one, &["switching the MIG mode of GPU-3 on", words]).await;
+        assert_eq!((is_on(&site), site.records()), (false, vec![]));
+        site.check_empty("refused");
+    }
+    site.mig.refuse(None);
+    plugin.prepared(&one, "tried again").await;
+    plugin.unprepare(&one).await.unwrap();
+    // The way back.
+    site.mig.refuse(Some(Refusal::Running));
+    let whole = put(&site, "whole", "gpu-3");
+    plugin.refused(&whole, &["switching the MIG mode of GPU-3 off", "process 4711"]).await;
+    assert_eq!((is_on(&site), site.records()), (true, vec![]));
+    site.mig.refuse(None);
+    plugin.prepared(&whole, "tried again").await;
+    assert!(!is_on(&site));
+}
+
+#[tokio::test]
+async fn a_mode_that_somebody_else_switched_is_theirs() {
+    let site = Site::whole_or_cut();
+    *site.keep.lock().unwrap() = Duration::ZERO;
+    let plugin = site.start_plugin();
+    site.mig.switch(&uuid(3), true);
+    let (one, whole) = (put(&site, "one", ONE), put(&site, "whole", "gpu-3"));
+    plugin.refused(&whole, &["which somebody else has switched on"]).await;
+    plugin.prepared(&one, "a device of it").await;
+    plugin.unprepare(&one).await.unwrap();
+    plugin.review_modes().await;
+    assert_eq!((is_on(&site), site.mig.switches()), (true, 0), "never switched off");
+    // Ours, until somebody switches it off and on again.
+    site.mig.switch(&uuid(3), false);
+    plugin.prepared(&one, "by us").await;
+    site.mig.switch(&uuid(3), false);
+    plugin.unprepare(&one).await.unwrap();
+    plugin.review_modes().await;
+    site.mig.switch(&uuid(3), true);
+    plugin.review_modes().await;
+    assert!(is_on(&site));
+    plugin.refused(&whole, &["which somebody else has switched on"]).await;
+}
+
+#[tokio::test]
+async fn a_mode_that_is_switched_off_under_a_claim_is_switched_on_when_it_is_prepared_again() {
+    let site = Site::whole_or_cut();
+    let plugin = site.start_plugin();
+    let one = put(&site, "one", ONE);
+    plugin.prepared(&one, "at first").await;
+    site.mig.switch(&uuid(3), false);
+    plugin.prepared(&one, "again").await;
+    assert_eq!((is_on(&site), site.mig.all().len()), (true, 1));
+    site.check("made again");
+}
+
+/// Hopper's mode does not outlive a boot.
+#[tokio::test]
+async fn after_a_boot_nothing_is_ours_before_it_is_switched_on_anew() {
+    let site = Site::whole_or_cut();
+    *site.keep.lock().unwrap() = Duration::ZERO;
+    let plugin = site.start_plugin();
+    let one = put(&site, "one", ONE);
+    plugin.prepared(&one, "at first").await;
+    drop(plugin);
+    site.reboot();
+    let plugin = site.start_plugin();
+    site.mig.switch(&uuid(3), true);
+    plugin.review_modes().await;
+    assert!(is_on(&site), "whatever sets the node up has switched it on");
+    site.mig.switch(&uuid(3), false);
+    plugin.prepared(&one, "after the boot").await;
+    assert_eq!((is_on(&site), site.mig.switches()), (true, 2));
+    plugin.unprepare(&one).await.unwrap();
+    plugin.review_modes().await;
+    assert!(!is_on(&site));
+    site.check_empty("in the end");
+}
+
+#[tokio::test]
+async fn what_the_controller_grants_of_a_whole_gpu_is_made_on_it() {
+    let site = Site::whole_or_cut();
+    let plugin = site.start_plugin();
+    let claim = Claim::new("a", &["gpu-3"]).granted(9984, 0).carved(19, 2, 1);
+    site.api.put(&claim);
+    plugin.prepared(&claim, "at first").await;
+    assert_eq!((is_on(&site), site.mig.all()), (true, vec![(uuid(3), at(19, 2, 1))]));
+    let whole = put(&site, "whole", "gpu-3");
+    plugin.refused(&whole, &["in use by claim team/a"]).await;
+    plugin.prepared(&claim, "again").await;
+    plugin.unprepare(&claim).await.unwrap();
+    plugin.prepared(&whole, "then whole").await;
+    assert!(!is_on(&site));
+    site.check("whole");
+    let share = Claim::new("share", &["gpu-3"]).share("2000Mi", "25");
+    site.api.put(&share);
+    plugin.refused(&share, &["gpu-3"]).await;
+}
