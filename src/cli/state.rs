@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::inventory::Inventory;
 use crate::ledger::Intent;
-use crate::model::names::DeviceName;
+use crate::model::names::{DeviceName, DeviceUuid};
 use crate::slices::Offered;
 use crate::supervisor::protocol::DaemonState;
 
@@ -26,6 +26,9 @@ pub struct NodeState {
     /// MPS daemons, while claims need them.
     pub mps: Vec<DaemonState>,
     pub toolkit: Toolkit,
+    /// MIG modes that were switched on for claims.
+    #[serde(rename = "migModes")]
+    pub mig_modes: Vec<MigModeOn>,
 }
 
 /// NVIDIA's container toolkit.
@@ -34,6 +37,16 @@ pub struct NodeState {
 pub struct Toolkit {
     /// It is not where an administrator said.
     pub missing: Option<String>,
+}
+
+/// A MIG mode that was switched on for claims. Times in seconds since 1970.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MigModeOn {
+    pub gpu: DeviceUuid,
+    pub since: u64,
+    /// None while claims have MIG devices of the GPU.
+    pub off_at: Option<u64>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

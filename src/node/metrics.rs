@@ -105,6 +105,9 @@ pub struct NodeMetrics {
     sweeper_repairs: Family<KindLabels, Counter>,
     /// MIG devices that could not be made for claims.
     pub mig_creation_failures: Counter,
+    /// MIG modes that were switched for claims, and that could not be.
+    pub mig_mode_switches: Counter,
+    pub mig_mode_switch_failures: Counter,
     /// Claims that are not allocated any more, and whose devices are held by processes.
     pub withheld_claims: Gauge,
     /// Claims that were refused because somebody else holds the device.
@@ -172,6 +175,8 @@ impl NodeMetrics {
             sweeper_repairs: Family::default(),
             withheld_claims: Gauge::default(),
             mig_creation_failures: Counter::default(),
+            mig_mode_switches: Counter::default(),
+            mig_mode_switch_failures: Counter::default(),
             refused_double_allocations: Counter::default(),
             dropped_events: Counter::default(),
             status_writes: Counter::default(),
@@ -211,6 +216,16 @@ impl NodeMetrics {
             "mig_creation_failures",
             "MIG devices for claims that could not be made, each try counted",
             self.mig_creation_failures.clone(),
+        );
+        registry.register(
+            "mig_mode_switches",
+            "MIG modes switched on or off for claims",
+            self.mig_mode_switches.clone(),
+        );
+        registry.register(
+            "mig_mode_switch_failures",
+            "MIG modes that could not be switched for claims, each try counted",
+            self.mig_mode_switch_failures.clone(),
         );
         registry.register(
             "sweeper_repairs",

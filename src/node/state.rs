@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::discovery::{Discovered, DiscoveryState};
 use super::metrics::{DeviceHealth, DeviceType, NodeMetrics};
+use super::mig_mode::SwitchedOn;
 use super::preparer::Preparer;
 use super::publisher::{Phase, Publication};
 use super::reporter::Reporter;
@@ -70,8 +71,17 @@ impl Parts {
             json!({"missing": preparer.executor.driver.missing_toolkit().map(|missing| missing.to_string())})
         });
         let preparer = self.preparer.clone();
+        dump.add("migModes", move || mig_modes(&preparer));
+        let preparer = self.preparer.clone();
         dump.add("claims", move || claims(&preparer));
     }
+}
+
+/// Those that were switched on for claims: since when, and when they go off.
+fn mig_modes(preparer: &Preparer) -> Value {
+    let modes = preparer.executor.mig.modes();
+    let one = |one: &SwitchedOn| json!({"gpu": one.gpu, "since": one.since, "offAt": modes.off_at(one)});
+    modes.all().iter().map(one).collect()
 }
 
 fn looks(state: &DiscoveryState) -> Value {
@@ -191,6 +201,9 @@ pub async fn gauges(parts: Parts, metrics: NodeMetrics, stop: CancellationToken)
         counted.reports(&parts.reporter, &metrics);
         let unmade = parts.preparer.executor.mig.failed();
         metrics.mig_creation_failures.inc_by(step(&mut counted.unmade, unmade));
+        let (switched, failed) = parts.preparer.executor.mig.modes().counts();
+        metrics.mig_mode_switches.inc_by(step(&mut counted.switched, switched));
+        metrics.mig_mode_switch_failures.inc_by(step(&mut counted.unswitched, failed));
     }
 }
 
@@ -206,6 +219,8 @@ struct Counted {
     dropped_reports: u64,
     dropped_events: u64,
     unmade: u64,
+    switched: u64,
+    unswitched: u64,
 }
 
 impl Counted {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cli::state::{DeviceFault, Holder, NodeState};
+use crate::cli::state::{DeviceFault, Holder, MigModeOn, NodeState};
 use crate::cli::table::{NONE, listed, or_none, render};
 use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
@@ -37,6 +37,7 @@ pub fn tables(state: &NodeState, width: Width) -> String {
             text.push_str(&devices(gpus, state, width));
             text.push_str(&daemons(gpus, &state.mps));
             notes.extend(boards(gpus));
+            notes.extend(mig_modes(gpus, &state.mig_modes));
             notes.extend(state.device_faults.iter().map(device_fault));
             notes.extend(only_whole(&state.slices.offered));
             notes.extend(held_but_gone(gpus, &state.claims));
@@ -211,6 +212,7 @@ impl Offer {
         };
         match (device, offered.get(&device.name())) {
             (Device::Mig { .. } | Device::Place { .. } | Device::Parent(_), _) => alone(Some(Isolation::Mig)),
+            (Device::Whole(gpu), None) if gpu.is_whole_or_cut() => alone(Some(Isolation::Mig)),
             (Device::Whole(_), None) => alone(None),
             (Device::Whole(_), Some(Offered::Whole { .. })) => alone(Some(Isolation::None)),
             (
@@ -347,6 +349,28 @@ fn boards(gpus: &NodeGpus) -> Vec<String> {
         }
     }
     notes
+}
+
+/// How GPUs are used now that are given whole or cut.
+fn mig_modes(gpus: &NodeGpus, on: &[MigModeOn]) -> Vec<String> {
+    let at = |seconds: u64| {
+        let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+        jiff::Timestamp::from_second(seconds).map(|at| at.to_string()).unwrap_or_default()
+    };
+    let words = |gpu: &Gpu| {
+        let (minor, product) = (gpu.minor, &gpu.product_name);
+        let begin = format!("GPU {minor} ({product}) is given whole, or cut into MIG devices");
+        match on.iter().find(|one| one.gpu == gpu.uuid) {
+            None => format!("{begin}: MIG mode is off."),
+            Some(MigModeOn { since, off_at: None, .. }) => {
+                format!("{begin}: cut, MIG mode on for claims since {}.", at(*since))
+            }
+            Some(MigModeOn { off_at: Some(off), .. }) => {
+                format!("{begin}: idle, MIG mode on until {}, or until a claim gets the whole GPU.", at(*off))
+            }
+        }
+    };
+    gpus.gpus.iter().filter(|gpu| gpu.is_whole_or_cut()).map(words).collect()
 }
 
 /// Devices that claims hold and that the node does not have (any more).
