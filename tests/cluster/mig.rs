@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use crate::discovery::AtEnd;
-use crate::manifests::{by_template, on, template};
+use crate::manifests::{by_template, gpu, of_gpu, on, template};
 use crate::rig::wait_until;
 use crate::shares::{settings, wait_unschedulable};
-use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of, failed_operations, sum};
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of, failed_operations, is_ready, sum};
 
 const NODE: &str = "node-a";
 /// Whole in other tests.
@@ -264,6 +264,84 @@ async fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gon
         (!names.iter().any(|name| name.starts_with(&format!("gpu-{BOARD}")))).then_some(())
     };
     wait_until("the board to be published as it is: in MIG mode, without devices", PATIENCE, anew).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// Whether the board is in MIG mode.
+fn is_on(cluster: &TestCluster) -> bool {
+    cluster.fake_state(NODE, BOARD)["mig"]["value"]["enabled"] == true
+}
+
+/// A whole GPU that nobody has is a whole GPU, three MIG devices of different sizes, and a whole GPU again.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
+    let test = "an_idle_gpu_is_given_whole_then_cut_then_whole_again";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
+    let board = format!("gpu-{BOARD}");
+    let published = || async {
+        let names = cluster.published_names(NODE).await;
+        let of_board =
+            names.iter().filter(|name| **name == board || name.starts_with(&format!("{board}-mig-")));
+        (of_board.count() == 26).then_some(names)
+    };
+    let names = wait_until("the GPU, and all that can be made of it", PATIENCE, published).await;
+    assert_eq!(cluster.attribute(NODE, &board, "type").await, "gpu");
+    assert!(!is_on(&cluster));
+    let uuid = cluster.attribute(NODE, &board, "uuid").await;
+    cluster.create(template("whole", json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
+    for (name, profile) in [("small", "1g.10gb"), ("double", "2g.20gb"), ("half", "3g.40gb")] {
+        ask_for(&cluster, name, profile).await;
+    }
+
+    cluster.create(on(NODE, by_template("whole", "whole"))).await;
+    cluster.wait_ready("whole").await;
+    let inside = cluster.inside("whole", "main");
+    assert_eq!((&inside.gpus[..], inside.caps.len(), is_on(&cluster)), (&[6][..], 0, false));
+    cluster.create(on(NODE, by_template("small", "small"))).await;
+    println!("beside a whole GPU: {}", wait_unschedulable(&cluster, "small").await);
+    cluster.delete("whole").await;
+    cluster.wait_ready("small").await;
+    for name in ["double", "half"] {
+        cluster.create(on(NODE, by_template(name, name))).await;
+    }
+    let cut = ["small", "double", "half"].map(str::to_owned);
+    cluster.wait_all_ready(&cut).await;
+    assert_eq!((made(&cluster).len(), is_on(&cluster)), (3, true));
+    for name in &cut {
+        let inside = cluster.inside(name, "main");
+        assert_eq!((&inside.gpus[..], inside.caps.len()), (&[6][..], 2), "{name}");
+    }
+    assert_eq!(cluster.published_names(NODE).await, names, "whatever the mode is");
+
+    cluster.create(on(NODE, by_template("whole", "again"))).await;
+    println!("beside MIG devices: {}", wait_unschedulable(&cluster, "again").await);
+    cluster.delete_all(&cut).await;
+    cluster.wait_ready("again").await;
+    assert_eq!((made(&cluster).len(), is_on(&cluster)), (0, false), "off for the pod that has it whole");
+    assert_eq!(cluster.published_names(NODE).await, names);
+    cluster.delete("again").await;
+
+    // Both at once: one has it, the other gets it later.
+    cluster.create(on(NODE, by_template("whole", "first"))).await;
+    cluster.create(on(NODE, by_template("small", "second"))).await;
+    let either = || async {
+        let pods = cluster.api::<Pod>();
+        let ready =
+            async |name: &str| pods.get_opt(name).await.ok().flatten().is_some_and(|pod| is_ready(&pod));
+        let ready = [ready("first").await, ready("second").await];
+        ready.contains(&true).then_some(ready)
+    };
+    let ready = wait_until("one of both", PATIENCE, either).await;
+    let (has, waits) = if ready[0] { ("first", "second") } else { ("second", "first") };
+    println!("has it: {has}; waits: {}", wait_unschedulable(&cluster, waits).await);
+    cluster.delete(has).await;
+    cluster.wait_ready(waits).await;
+    assert_eq!(is_on(&cluster), waits == "second");
+    cluster.delete(waits).await;
     drop(undo);
     cluster.end().await;
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use crate::discovery::AtEnd;
-use crate::manifests::{as_nobody, claim, parameters, user_of};
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, user_of};
 use crate::rig::wait_until;
 use crate::shares::settings;
 use crate::test_cluster::{PATIENCE, TestCluster};
@@ -150,6 +150,48 @@ async fn the_place_of_a_device_that_cannot_be_ended_is_given_to_nobody_until_it_
     cluster.delete("second").await;
     wait_made(&cluster, "the board to be empty", 0).await;
     drop(faults);
+    drop(undo);
+    cluster.end().await;
+}
+
+/// By kube-scheduler whole, by the controller cut, by kube-scheduler whole again.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn an_idle_gpu_is_given_whole_and_cut_by_the_controller() {
+    let cluster = TestCluster::of_env("an_idle_gpu_is_given_whole_and_cut_by_the_controller").await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
+    let device = format!("gpu-{BOARD}");
+    let published = || async {
+        let devices = cluster.published(NODE).await;
+        let attributes = devices.into_iter().find(|one| one.name == device)?.attributes?;
+        attributes.contains_key("migProfile19").then_some(())
+    };
+    wait_until("the GPU, and what it can be cut into", PATIENCE, published).await;
+    let uuid = cluster.attribute(NODE, &device, "uuid").await;
+    assert_eq!(cluster.attribute(NODE, &device, "type").await, "gpu");
+    let is_on = || cluster.fake_state(NODE, BOARD)["mig"]["value"]["enabled"] == true;
+    for name in ["whole", "again"] {
+        cluster.create(claim(name, json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
+    }
+    cluster.create(user_of("whole", "whole")).await;
+    cluster.wait_ready("whole").await;
+    assert!(!is_on());
+    ask_for(&cluster, "small", json!({"memory": "9000Mi"})).await;
+    wait_told(&cluster, "small", "needs a MIG device").await;
+    cluster.delete("whole").await;
+    cluster.wait_ready("small").await;
+    for (name, memory) in [("double", "15Gi"), ("half", "30Gi")] {
+        ask_for(&cluster, name, json!({"memory": memory})).await;
+    }
+    let cut = ["small", "double", "half"].map(str::to_owned);
+    cluster.wait_all_ready(&cut).await;
+    assert_eq!((made(&cluster).len(), is_on()), (3, true));
+    cluster.create(user_of("again", "again")).await;
+    cluster.delete_all(&cut).await;
+    cluster.wait_ready("again").await;
+    assert_eq!((made(&cluster).len(), is_on()), (0, false));
+    cluster.delete("again").await;
     drop(undo);
     cluster.end().await;
 }
