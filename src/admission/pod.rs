@@ -24,8 +24,8 @@ const BEYOND_QUOTA: &str = "a queue of Kueue has admitted what this pod is of wi
                             annotations ask for; name a ResourceClaimTemplate of class shared.gpu.nvidia.com in the pod's \
                             template instead of the annotations, or have the kind of object added to webhook.podTemplates";
 /// Behind the queue's name.
-const NOT_COUNTED: &str = "counts no share of a pod by itself, since Kueue knows templates of claims alone; let a Job make \
-                           the pod";
+const NOT_ADMITTED: &str = "never admits this pod, since it names a claim and Kueue knows templates of claims alone; let a \
+                            Job make the pod";
 /// kubelet's image of a static pod: it cannot have claims.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// Of the pod's name, within a claim's.
@@ -67,7 +67,7 @@ pub(super) fn with_share(request: &Request) -> Decision {
         }]);
     }
     let queue = metadata["labels"][QUEUE_LABEL].as_str();
-    let warning = queue.map(|queue| format!("metadata.labels[{QUEUE_LABEL}]: queue {queue} {NOT_COUNTED}"));
+    let warning = queue.map(|queue| format!("metadata.labels[{QUEUE_LABEL}]: queue {queue} {NOT_ADMITTED}"));
     let warnings = warning.into_iter().chain(wanted.chosen.clone()).collect();
     match changed(pod, &wanted, ClaimOf::Pod(&claim_name(request))) {
         Ok(changed) => {
@@ -410,7 +410,7 @@ mod tests {
         let answer = asked(UID, "CREATE", &queued);
         assert_eq!(answer.verdict, Verdict::Changed);
         let warning = answer.review["response"]["warnings"][0].as_str().unwrap();
-        assert!(warning.contains("queue ml counts no share of a pod by itself"), "{warning}");
+        assert!(warning.contains("queue ml never admits this pod"), "{warning}");
         assert!(warning.ends_with("let a Job make the pod"), "{warning}");
     }
 
