@@ -1,8 +1,9 @@
 //! `tranche top`: who has what of which GPU, all over the cluster, as the API server knows it, and what is used of it, as
 //! the node plugins do. Live on a terminal, once elsewhere.
 //!
-//! slices + claims → [`map`] ← [`used`] ← metrics of the node plugins; the map → [`draw`], or JSON
+//! slices + claims → [`map`] ← [`bounds`] ← namespaces; the map ← [`used`] ← metrics of the node plugins; the map → [`draw`], or JSON
 
+mod bounds;
 mod draw;
 pub(super) mod map;
 #[cfg(test)]
@@ -42,7 +43,7 @@ pub struct TopArgs {
     /// Seconds between two looks.
     #[arg(long, default_value_t = 2.0)]
     pub interval: f64,
-    /// Only this node.
+    /// Only this node; bounds of namespaces and what is used of them are of the whole cluster.
     #[arg(long)]
     pub node: Option<String>,
     /// Only GPUs of which claims of this namespace have a part [default: all].
@@ -108,8 +109,13 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
 /// # Errors
 /// The API server does not answer, or does not let the caller look; or nothing is published for the node that was named.
 pub async fn look(cluster: &KubeCluster, args: &TopArgs, shape: Look) -> anyhow::Result<String> {
-    let seen = cluster.survey().await.map_err(for_people)?;
+    let (seen, namespaces) = tokio::join!(cluster.survey(), cluster.namespaces());
+    let seen = seen.map_err(for_people)?;
     let mut map = map::map(&seen.slices, &seen.claims);
+    match namespaces {
+        Ok(namespaces) => map.namespaces = bounds::bounds(&namespaces, &seen.claims),
+        Err(error) => map.lacks.push(format!("bounds of namespaces are not known: {}", for_people(error))),
+    }
     if let Some(name) = &args.node {
         if !map.nodes.iter().any(|node| node.name == *name) {
             let others: Vec<&str> =

@@ -1,6 +1,6 @@
 //! Everything about the driver's devices at one moment, for people who look at all of the cluster.
 //!
-//! * [`KubeCluster::survey`]: slices and claims, at once
+//! * [`KubeCluster::survey`]: slices and claims, at once; [`KubeCluster::namespaces`]: what namespaces may have
 //! * [`KubeCluster::tour`]: all that the controller follows, object by object
 
 use std::time::Duration;
@@ -66,6 +66,14 @@ impl KubeCluster {
         let ours = format!("spec.driver={DRIVER}");
         let (slices, claims) = tokio::try_join!(self.all(Which::Fields(ours)), self.all(Which::All))?;
         Ok(Survey { slices, claims })
+    }
+
+    /// All namespaces, with what their annotations say of bounds.
+    ///
+    /// # Errors
+    /// The API server does not answer, or does not let the caller look.
+    pub async fn namespaces(&self) -> Result<Vec<Namespace>, CallError> {
+        self.all(Which::All).await
     }
 
     /// Of one that does not fit what can be read: its name, and of a claim the devices that it names.

@@ -57,6 +57,16 @@ impl Bounds {
         Self { memory: bound(MAX_SHARE_MEMORY, mib), gpus: bound(MAX_SHARE_GPUS, |text| text.parse().ok()) }
     }
 
+    /// MiB of shares at most; none: no bound that can be read.
+    pub fn max_mib(&self) -> Option<u64> {
+        self.memory.most()
+    }
+
+    /// GPUs of shares at most; none: no bound that can be read.
+    pub fn max_gpus(&self) -> Option<u64> {
+        self.gpus.most()
+    }
+
     /// There is none.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
@@ -85,6 +95,13 @@ impl Bounds {
 }
 
 impl Bound {
+    fn most(&self) -> Option<u64> {
+        match self {
+            Self::Most(most) => Some(*most),
+            Self::None | Self::Unreadable(_) => None,
+        }
+    }
+
     fn problem(&self, name: &str, what: &str, such: &str) -> Option<String> {
         match self {
             Self::Unreadable(text) => {

@@ -21,7 +21,7 @@
 
 mod ask;
 mod backlog;
-mod bounds;
+pub mod bounds;
 mod capacity;
 mod classes;
 pub mod config;

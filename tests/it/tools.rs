@@ -528,6 +528,10 @@ fn cluster(node_b: &'static str) -> (SocketAddr, Heads) {
             "/apis/resource.k8s.io/v1/resourceclaims".to_owned(),
             list(json!([claim("a", "node-a"), claim("b", "node-b")])),
         ),
+        (
+            "/api/v1/namespaces".to_owned(),
+            list(json!([{"metadata": {"name": "ml", "annotations": {"tranche.dev/max-share-gpus": "2"}}}])),
+        ),
         (format!("{proxy}plugin-node-a:8080/proxy/metrics"), page),
         (format!("{proxy}plugin-node-b:8080/proxy/metrics"), node_b.to_owned()),
         ("/api/v1/namespaces/tranche-system/pods".to_owned(), list(json!([pod("node-a"), pod("node-b")]))),
@@ -581,6 +585,8 @@ fn top_reads_what_is_used_through_the_pod_proxy_and_says_what_it_may_not_read() 
         "{table}"
     );
     assert_eq!(rows[2], ["node-b", "gpu-0", "ml", "b", "b", "4000", "25%", "-", "-", "-", "-"], "{table}");
+    // Nothing was granted by the controller.
+    assert!(table.contains("\n\nnamespace ml: shares of 0 MiB on 0 of 2 GPUs\n"), "{table}");
     let lack = "\n\nwhat is used on node-b is not known: you may not get pods/proxy in namespace tranche-system; ask for \
                 Role tranche-use-viewer (kubectl -n tranche-system create rolebinding tranche-use-viewer --role \
                 tranche-use-viewer --user NAME)\n";
@@ -600,6 +606,10 @@ fn top_reads_what_is_used_through_the_pod_proxy_and_says_what_it_may_not_read() 
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["nodes"][0]["devices"][0]["claims"][0]["use"][0]["memoryUsedMiB"], 1000);
     assert_eq!(json["lacks"].as_array().map(Vec::len), Some(1), "{json}");
+    assert_eq!(
+        (&json["namespaces"][0]["name"], &json["namespaces"][0]["maxGpus"]),
+        (&json!("ml"), &json!(2))
+    );
     let (yaml, _) = top(refused, "-o yaml");
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
 }

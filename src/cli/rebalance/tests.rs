@@ -65,6 +65,7 @@ fn report(help: Help) -> Report {
             node("b", vec![row("gpu-0", vec![holder("other", 40_000)])]),
             node("c", vec![row("gpu-0", Vec::new())]),
         ],
+        namespaces: Vec::new(),
         lacks: Vec::new(),
     };
     let waits =

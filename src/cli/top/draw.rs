@@ -1,6 +1,7 @@
 //! The map as text: a bar for each GPU, a line for each share; or a table with a row for each pod.
 
 use super::super::table;
+use super::bounds::NamespaceBounds;
 use super::map::{Cut, Holder, Map, Node, Part, Row};
 use super::used::PodUse;
 
@@ -45,7 +46,7 @@ pub fn draw(map: &Map, look: Look) -> String {
             }
         }
     }
-    text + &lacks(map)
+    text + &namespaces(map) + &lacks(map)
 }
 
 /// A row for each pod of each claim; of a claim that no pod has, one.
@@ -71,7 +72,7 @@ pub fn table(map: &Map) -> String {
             }
         }
     }
-    table::render(&header, rows) + &lacks(map)
+    table::render(&header, rows) + &namespaces(map) + &lacks(map)
 }
 
 fn cells(node: &Node, row: &Row, holder: &Holder, one: &PodUse) -> Vec<String> {
@@ -115,6 +116,22 @@ fn pods(holder: &Holder) -> Vec<PodUse> {
         all.push(PodUse::default());
     }
     all
+}
+
+/// A line for each namespace that has a bound.
+fn namespaces(map: &Map) -> String {
+    let lines: String = map.namespaces.iter().map(|one| format!("{}\n", table::plain(&bound(one)))).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
+fn bound(one: &NamespaceBounds) -> String {
+    let NamespaceBounds { name, used_mib, used_gpus, max_mib, max_gpus, problems } = one;
+    let of = |most: &Option<u64>| most.map_or(String::new(), |most| format!(" of {most}"));
+    let gpus = if max_gpus.unwrap_or(*used_gpus) == 1 { "GPU" } else { "GPUs" };
+    let used = format!("{used_mib}{} MiB on {used_gpus}{} {gpus}", of(max_mib), of(max_gpus));
+    let problems: String =
+        problems.iter().map(|words| format!("; no more is placed: its annotation {words}")).collect();
+    format!("namespace {name}: shares of {used}{problems}")
 }
 
 fn lacks(map: &Map) -> String {

@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use serde::Serialize;
 
+use super::bounds::NamespaceBounds;
 use super::used::PodUse;
 use crate::allocate::mig::{MigLayout, memory_slices};
 use crate::model::gpu::Placement;
@@ -14,7 +15,7 @@ use crate::model::mig::{MigPlace, MigProfile};
 use crate::model::names::{DRIVER, DeviceName, HOLD_LABEL, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{DaemonScope, Extent};
-use crate::params::{self, Params};
+use crate::params::{self, GrantedDevice, Params};
 use crate::sharing::{COMPUTE, MEMORY};
 use crate::slices::{Grantable, Parts};
 
@@ -24,6 +25,9 @@ const FROM_CLASS: &str = "FromClass";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Map {
     pub nodes: Vec<Node>,
+    /// Namespaces that have a bound, and what their shares come to in the whole cluster.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<NamespaceBounds>,
     /// What could not be read, and why, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
@@ -133,12 +137,13 @@ impl Map {
         self.nodes.iter().filter(is_used).map(|node| node.name.as_str())
     }
 
-    /// Leaves the devices of which claims of the namespace have a part, with all who share them.
+    /// Leaves the devices of which claims of the namespace have a part, with all who share them; and its bounds.
     pub fn keep_only(&mut self, namespace: &str) {
         for node in &mut self.nodes {
             node.devices.retain(|row| row.claims.iter().any(|holder| holder.namespace == namespace));
         }
         self.nodes.retain(|node| !node.devices.is_empty());
+        self.namespaces.retain(|one| one.name == namespace);
     }
 }
 
@@ -225,7 +230,7 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
     let mut nodes: Vec<Node> = nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect();
     nodes.iter_mut().for_each(close);
     nodes.iter_mut().for_each(cut);
-    Map { nodes, lacks: Vec::new() }
+    Map { nodes, namespaces: Vec::new(), lacks: Vec::new() }
 }
 
 /// Leaves out the MIG devices that could be made of GPUs which are in the list themselves; works out what of these can still
@@ -349,14 +354,14 @@ fn found(
     result: &DeviceRequestAllocationResult,
     configs: &[DeviceAllocationConfiguration],
 ) -> Found {
-    if claim.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HOLD_LABEL)) {
+    if is_hold(claim) {
         return Found::Hold;
     }
     let reserved = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
     let (kind, part): (fn(Holder) -> Found, Part) = match result.admin_access {
         Some(true) => (Found::Claim, Part::Admin),
         _ => match (granted(result, configs), consumed(result)) {
-            (Some(granted), _) => (Found::Claim, granted),
+            (Some(granted), _) => (Found::Claim, part(&granted)),
             (None, Some(consumed)) => (Found::Scheduled, consumed),
             (None, None) => (Found::Claim, Part::Whole),
         },
@@ -370,11 +375,16 @@ fn found(
     })
 }
 
+/// It takes GPUs for our controller, to be filled with shares.
+pub(super) fn is_hold(claim: &ResourceClaim) -> bool {
+    claim.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(HOLD_LABEL))
+}
+
 /// What our controller gave.
-fn granted(
+pub(super) fn granted(
     result: &DeviceRequestAllocationResult,
     configs: &[DeviceAllocationConfiguration],
-) -> Option<Part> {
+) -> Option<GrantedDevice> {
     let ours = configs.iter().filter(|config| config.source == FROM_CLASS);
     let ours =
         ours.filter(|config| config.requests.iter().flatten().any(|request| *request == result.request));
@@ -383,18 +393,20 @@ fn granted(
             Ok(Params::Grant(grant)) => Some(grant),
             _ => None,
         })
-        .find_map(|grant| {
-            let device = grant.devices.into_iter().find(|one| one.device.as_str() == result.device)?;
-            let compute = device.compute.map(|percent| u64::from(percent.get()));
-            Some(match device.extent {
-                Extent::Whole => Part::Whole,
-                Extent::Part => Part::Share { memory_mib: device.memory.mib_floor(), compute },
-                Extent::Mig(MigPlace { profile_id, placement: Placement { start, size } }) => {
-                    let memory_mib = device.memory.mib_floor();
-                    Part::Mig { memory_mib, profile: profile_id, start, size }
-                }
-            })
-        })
+        .find_map(|grant| grant.devices.into_iter().find(|one| one.device.as_str() == result.device))
+}
+
+fn part(device: &GrantedDevice) -> Part {
+    let memory_mib = device.memory.mib_floor();
+    match device.extent {
+        Extent::Whole => Part::Whole,
+        Extent::Part => {
+            Part::Share { memory_mib, compute: device.compute.map(|percent| u64::from(percent.get())) }
+        }
+        Extent::Mig(MigPlace { profile_id, placement: Placement { start, size } }) => {
+            Part::Mig { memory_mib, profile: profile_id, start, size }
+        }
+    }
 }
 
 /// What the scheduler gave.

@@ -1,5 +1,7 @@
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
+use super::bounds::bounds;
 use super::draw::{Look, cut, table};
 use super::map::{Map, map};
 use super::used::Uses;
@@ -37,13 +39,19 @@ fn claim(name: &str, result: Value, config: Value) -> Value {
 }
 
 fn seen() -> Map {
+    map(&serde_json::from_value::<Vec<_>>(slices_seen()).unwrap(), &claims_seen())
+}
+
+fn slices_seen() -> Value {
     let all = json!([device("gpu-0", Some(80_000)), device("gpu-1", Some(80_000)), device("gpu-2", None)]);
     // No GPUs of anybody's: what queues count shares by.
     let mut mirror = slice("mirror.tranche.dev/1", json!([device("share-0", None)]));
     mirror["spec"].as_object_mut().unwrap().remove("nodeName");
     mirror["spec"]["nodeSelector"] = json!({"nodeSelectorTerms": []});
-    let slices =
-        json!([slice("node-b", json!([device("gpu-0", Some(40_000))])), mirror, slice("node-a", all)]);
+    json!([slice("node-b", json!([device("gpu-0", Some(40_000))])), mirror, slice("node-a", all)])
+}
+
+fn claims_seen() -> Vec<ResourceClaim> {
     let by_scheduler = json!({"pool": "node-a", "device": "gpu-0", "shareID": "s",
         "consumedCapacity": {"memory": "20000Mi", "compute": "25", "shares": "1"}});
     let grant = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "ShareGrant", "devices": [
@@ -61,10 +69,7 @@ fn seen() -> Map {
         hold,
         json!({"metadata": {"namespace": "team", "name": "waiting"}, "spec": {}}),
     ]);
-    map(
-        &serde_json::from_value::<Vec<_>>(slices).unwrap(),
-        &serde_json::from_value::<Vec<_>>(claims).unwrap(),
-    )
+    serde_json::from_value(claims).unwrap()
 }
 
 #[test]
@@ -84,6 +89,40 @@ node-b: 1 device, 1 whole, 0 in shares, 0 free
   gpu-0                  [####################] team/whole-pod (claim whole)
 ";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn bounds_of_namespaces_stand_beside_what_their_shares_come_to() {
+    let namespace =
+        |name: &str, annotations: Value| json!({"metadata": {"name": name, "annotations": annotations}});
+    let namespaces = json!([
+        namespace("unbound", json!({"other": "1"})),
+        namespace("team", json!({"tranche.dev/max-share-memory": "64Gi", "tranche.dev/max-share-gpus": "4"})),
+        namespace("odd", json!({"tranche.dev/max-share-memory": "lots\u{1b}[2J"})),
+        namespace("idle", json!({"tranche.dev/max-share-gpus": "2"})),
+    ]);
+    let namespaces = serde_json::from_value::<Vec<_>>(namespaces).unwrap();
+    let mut seen = seen();
+    seen.namespaces = bounds(&namespaces, &claims_seen());
+    let expected = "
+namespace idle: shares of 0 MiB on 0 of 2 GPUs
+namespace odd: shares of 0 MiB on 0 GPUs; no more is placed: its annotation tranche.dev/max-share-memory is \
+\"lots\\u{1b}[2J\", which is no amount of memory; write one such as 64Gi
+namespace team: shares of 2000 of 65536 MiB on 1 of 4 GPUs
+";
+    // What kube-scheduler gave, what a claim's author says of his grant, and holds do not count.
+    for text in [draw(&seen, 82), table(&seen)] {
+        assert!(text.ends_with(expected), "{text}");
+    }
+    let json = serde_json::to_value(&seen).unwrap();
+    let team = json!({"name": "team", "usedMiB": 2000, "usedGpus": 1, "maxMiB": 65_536, "maxGpus": 4});
+    assert_eq!(json["namespaces"][2], team);
+    assert_eq!(
+        (&json["namespaces"][0]["maxMiB"], &json["namespaces"][0]["maxGpus"]),
+        (&Value::Null, &json!(2))
+    );
+    seen.keep_only("team");
+    assert_eq!(seen.namespaces.len(), 1);
 }
 
 #[test]

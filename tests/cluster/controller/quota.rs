@@ -1,6 +1,8 @@
 //! What namespaces may have: bounds as annotations of the Namespace, amounts where queues count them, slices that mirror
 //! products, and templates of claims for queued Jobs.
 
+use std::process::Command;
+
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceClaimTemplate, ResourceSlice};
@@ -58,6 +60,9 @@ async fn a_tenant_stays_within_its_namespaces_bound_and_cannot_raise_it() {
         said.contains("namespace-bound") && said.contains("4000 are used and 2000 are asked for"),
         "{said}"
     );
+    let line = format!("namespace {}: shares of 4000 of 5120 MiB on 1 GPU", cluster.namespace);
+    let seen = top(&cluster);
+    assert!(seen.lines().any(|one| one == line), "{line}: {seen}");
     cluster.delete("first").await;
     claims.delete("first", &DeleteParams::default()).await.expect("a tenant may delete claims");
     cluster.wait_ready("second").await;
@@ -70,6 +75,15 @@ async fn a_tenant_stays_within_its_namespaces_bound_and_cannot_raise_it() {
     cluster.rig.kubectl(&["annotate", "namespace", &cluster.namespace, &none]);
     cluster.wait_ready("third").await;
     cluster.end().await;
+}
+
+/// What a viewer of the whole cluster sees.
+fn top(cluster: &TestCluster) -> String {
+    let kubeconfig = cluster.rig.run(&["kubeconfig"]);
+    let mut top = Command::new(env!("CARGO_BIN_EXE_tranche"));
+    let out = top.args(["top", "--once", "--use=false", "--kubeconfig", kubeconfig.trim()]).output();
+    let out = out.expect("the program can be run");
+    String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
 }
 
 #[tokio::test]
