@@ -14,8 +14,8 @@
 //! * [`table`]: tables as kubectl prints them
 //! * [`completion`]: scripts for shells
 //!
-//! May import: everything below. May name: clap, clap_complete, anyhow, comfy_table, k8s-openapi (as data), serde,
-//! serde_json, serde_path_to_error, serde_saphyr, strsim, terminal_size, thiserror.
+//! May import: everything below but feasible, conditions, nvml, kubelet. May name: clap, clap_complete, anyhow,
+//! comfy_table, k8s-openapi (as data), serde, serde_json, serde_path_to_error, serde_saphyr, strsim, terminal_size, thiserror.
 
 pub mod args;
 pub mod completion;

@@ -15,7 +15,8 @@
 //! ```
 //! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
-//! May import: everything below, and ops. May name: tokio, prometheus_client, tracing.
+//! May import: model, inventory, slices, cdi, sharing, prepare, ledger, conditions, nvml, kubelet, cluster, supervisor,
+//! host, ops. May name: tokio, prometheus_client, tracing.
 
 pub mod carver;
 mod carving;

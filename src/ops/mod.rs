@@ -10,7 +10,7 @@
 //! * [`addresses`]: the addresses that a process listens on
 //! * [`connection_slots`]: limits on connections, so that one peer cannot take all of them
 //!
-//! May import: model. May be imported by the other loops, cli and main.
+//! May import: nothing of ours. May be imported by the other loops, cli and main.
 //! May name: tokio, tokio_util, tracing, tracing-subscriber, prometheus-client, axum, hyper.
 
 pub mod addresses;

@@ -19,7 +19,7 @@ use rules::{Finding, Source};
 
 const TOP: &str = env!("CARGO_MANIFEST_DIR");
 /// Where Rust files are looked at.
-const RUST: &[&str] = &["src", "tests", "hack", "build.rs"];
+const RUST: &[&str] = &["src", "tests", "hack", "benches", "build.rs"];
 /// Folders of tools and builds, not of the tree.
 const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
 
@@ -28,6 +28,7 @@ fn the_architecture_is_kept() {
     let sources = sources();
     assert!(sources.len() > 30, "only {} Rust files found below {TOP}", sources.len());
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::check).collect();
+    findings.extend(rules::unused(&sources.iter().flat_map(rules::edges).collect()));
     let all = files(Path::new(TOP));
     let mut pages = BTreeMap::new();
     for path in &all {

@@ -1,8 +1,10 @@
 //! The rules. Each looks at one file and says what is wrong, where, and what to do. What clippy can say is said by
 //! `.clippy.toml` and `[lints]` of Cargo.toml instead: unwraps, long functions, tasks that nobody waits for.
 
+use std::collections::BTreeSet;
+
 use crate::lexer::{self, Halves, NamedPath, block_end};
-use crate::table::{self, CLOCKS, FILE_LINES_MAX, Module, OUTSIDE, Where};
+use crate::table::{self, CLOCKS, FILE_LINES_MAX, MODULES, Module, OUTSIDE, Where};
 
 /// A file below the top of the tree, e.g. `src/model/gpu.rs`.
 pub struct Source {
@@ -45,6 +47,36 @@ pub fn check(source: &Source) -> Vec<Finding> {
     found
 }
 
+/// The other modules that a file of a module imports, each with the module's own name first.
+pub fn edges(source: &Source) -> BTreeSet<(&'static str, &'static str)> {
+    let module = source.path.strip_prefix("src/").and_then(module_of);
+    let Some(module) = module.filter(|_| !source.only_for_tests) else { return BTreeSet::new() };
+    let named = lexer::paths(&lexer::halves(&lexer::code(&source.text)).shipped);
+    let others = named.iter().filter_map(|named| other(&named.path)).filter_map(table::find);
+    others.filter(|other| other.name != module.name).map(|other| (module.name, other.name)).collect()
+}
+
+/// Imports that the table allows and nobody uses.
+pub fn unused(used: &BTreeSet<(&'static str, &'static str)>) -> Vec<Finding> {
+    let allowed = MODULES.iter().flat_map(|module| module.imports.iter().map(|other| (module.name, *other)));
+    let stale = allowed.filter(|edge| !used.contains(edge));
+    let finding = |(module, other)| Finding {
+        path: "tests/tidy/table.rs".to_owned(),
+        line: 1,
+        rule: "edges",
+        words: format!(
+            "{module} may import {other} and does not: take {other} from its list here, and from \
+             src/{module}/mod.rs"
+        ),
+    };
+    stale.map(finding).collect()
+}
+
+/// The first part of a path behind `crate::`.
+fn other(path: &str) -> Option<&str> {
+    path.strip_prefix("crate::").and_then(|path| path.split("::").next())
+}
+
 fn module_of(below_src: &str) -> Option<&'static Module> {
     below_src.split_once('/').and_then(|(module, _)| table::find(module))
 }
@@ -84,13 +116,50 @@ fn doc(file: &File, found: &mut Vec<Finding>) {
             "doc",
             "open the module with //! lines: what it is, what it may import and name",
         ));
-    } else if !doc.to_lowercase().contains("may import") {
-        found.push(file.finding(
-            1,
-            "doc",
-            "say in the //! lines what the module may import (`May import: …. May name: ….`)",
-        ));
+    } else {
+        match said(&doc, module) {
+            None => found.push(file.finding(
+                1,
+                "doc",
+                "say in the //! lines what the module may import (`May import: …. May name: ….`)",
+            )),
+            Some(said) => {
+                let allowed: BTreeSet<&str> = module.imports.iter().copied().collect();
+                let (more, less) = (listed(said.difference(&allowed)), listed(allowed.difference(&said)));
+                if !more.is_empty() || !less.is_empty() {
+                    let words = format!(
+                        "the list behind `May import:` differs from tests/tidy/table.rs: here alone [{more}], there \
+                         alone [{less}]"
+                    );
+                    found.push(file.finding(1, "doc", words));
+                }
+            }
+        }
     }
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a &'a str>) -> String {
+    names.copied().collect::<Vec<_>>().join(", ")
+}
+
+/// The modules that stand behind `May import`, up to the end of the sentence. `everything below but a, b`: all of lower
+/// layers, and without these.
+fn said(doc: &str, module: &Module) -> Option<BTreeSet<&'static str>> {
+    let (_, list) = doc.split_once("May import").or_else(|| doc.split_once("may import"))?;
+    let ends = [". ", ".//!", ";", "May "];
+    let end = ends.iter().filter_map(|end| list.find(end)).min().unwrap_or(list.len());
+    let words = |text: &str| {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter_map(table::find);
+        words.map(|found| found.name).collect::<BTreeSet<_>>()
+    };
+    Some(match list[..end].split_once("everything below") {
+        None => words(&list[..end]),
+        Some((_, but)) => {
+            let but = words(but);
+            let below = MODULES.iter().filter(|one| one.layer < module.layer).map(|one| one.name);
+            below.filter(|name| !but.contains(name)).collect()
+        }
+    })
 }
 
 fn imports(file: &File, found: &mut Vec<Finding>) {
@@ -106,9 +175,7 @@ fn imports(file: &File, found: &mut Vec<Finding>) {
                 format!("{}: write crate::… where a path leaves the module", named.path),
             ));
         }
-        let Some(other) = named.path.strip_prefix("crate::").and_then(|path| path.split("::").next()) else {
-            continue;
-        };
+        let Some(other) = other(&named.path) else { continue };
         if other != module.name && table::find(other).is_some() && !module.imports.contains(&other) {
             let allowed = module.imports.join(", ");
             let words = format!(

@@ -1,7 +1,7 @@
 //! Each rule fires on a bad snippet and leaves the good one alone.
 
 use crate::lexer;
-use crate::rules::{Source, check, test_files, words};
+use crate::rules::{Source, check, edges, test_files, unused, words};
 
 /// The rules that fire on a file.
 fn fired(path: &str, text: &str) -> Vec<&'static str> {
@@ -48,7 +48,7 @@ fn crates_and_effects_are_named_only_where_they_belong() {
         ("src/params/decode.rs", "use k8s_openapi::api::resource::v1::ResourceClaim;"),
         ("src/kubelet/health.rs", "use nix::sys::stat;"),
         ("src/main.rs", "use axum::Router;"),
-        ("src/node/mod.rs", "//! May import: all.\nfn f() { std::env::var(x); }"),
+        ("src/node/health.rs", "fn f() { std::env::var(x); }"),
     ] {
         assert_eq!(fired(path, bad), ["outside"], "{path}: {bad}");
     }
@@ -73,8 +73,48 @@ fn decisions_do_not_ask_for_the_time() {
 fn modules_say_what_they_are() {
     assert_eq!(fired("src/cdi/mod.rs", "pub mod render;"), ["doc"]);
     assert_eq!(fired("src/cdi/mod.rs", "//! Writes CDI files.\npub mod render;"), ["doc"]);
-    assert_eq!(fired("src/cdi/mod.rs", "//! Writes.\n//! May import: model.\npub mod render;"), [""; 0]);
+    let says = |module: &str, list: &str| {
+        fired(&format!("src/{module}/mod.rs"), &format!("//! Writes.\n//! May import{list}\npub mod render;"))
+    };
+    for (module, list) in [
+        ("cdi", ": model."),
+        ("cdi", " `model` only; May name: nix."),
+        ("conditions", ": model, ledger (the record of params). May name: params."),
+        ("model", ": nothing of ours."),
+        ("cdi", ": everything below. May name: nix."),
+        ("conditions", ": model,\n//! ledger.\n//! May name: nix."),
+    ] {
+        let expected: &[&str] = if list.contains("params)") { &["doc"] } else { &[] };
+        assert_eq!(says(module, list), expected, "{module}{list}");
+    }
+    for (module, list) in [
+        ("cdi", ": nothing of ours."),
+        ("cdi", ": model, params."),
+        ("conditions", ": model. May name: ledger."),
+        ("conditions", ": everything below."),
+        ("conditions", ": everything below but model."),
+    ] {
+        assert_eq!(says(module, list), ["doc"], "{module}{list}");
+    }
     assert_eq!(fired("src/attic/mod.rs", "//! Old things. May import: model."), ["module"]);
+}
+
+#[test]
+fn an_import_that_is_allowed_and_not_used_is_found() {
+    let source = |path: &str, text: &str| Source {
+        path: path.to_owned(),
+        text: text.to_owned(),
+        only_for_tests: path.starts_with("tests/"),
+    };
+    let text = "use crate::{model::gpu, ledger::{self, Record}};\nfn f() { crate::conditions::g() }\n\
+                // crate::cdi\n#[cfg(test)]\nmod tests {\n    use crate::params::Params;\n}\n";
+    let used = edges(&source("src/conditions/mod.rs", text));
+    assert_eq!(used.iter().copied().collect::<Vec<_>>(), [("conditions", "ledger"), ("conditions", "model")]);
+    assert!(edges(&source("tests/it/conditions.rs", text)).is_empty());
+    assert!(edges(&source("src/main.rs", text)).is_empty());
+    let words: Vec<String> = unused(&used).into_iter().map(|finding| finding.words).collect();
+    assert!(!words.iter().any(|words| words.starts_with("conditions may")), "{words:?}");
+    assert!(words.iter().any(|words| words.starts_with("cdi may import model and does not")), "{words:?}");
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub const MODULES: &[Module] = &[
     module("feasible", 1, &["model"]),
     module("conditions", 1, &["model", "ledger"]),
     module("admission", 1, &["model", "params", "select"]),
-    module("prepare", 1, &["model", "params", "inventory", "sharing", "cdi", "ledger"]),
+    module("prepare", 1, &["model", "params", "sharing", "cdi", "ledger"]),
     // The shape of a look, which it fills in.
     module("nvml", 2, &["model", "inventory"]),
     module("kubelet", 2, &["model"]),
@@ -33,7 +33,7 @@ pub const MODULES: &[Module] = &[
     module("daemon", 2, &["model"]),
     // The driver's files and device nodes, as data.
     module("host", 2, &["model", "cdi"]),
-    module("ops", 3, &["model"]),
+    module("ops", 3, &[]),
     module("mps", 3, &["model", "daemon", "supervisor", "nvml", "host", "ops"]),
     module("webhook", 3, &["model", "admission", "cluster", "ops"]),
     module(
@@ -46,7 +46,6 @@ pub const MODULES: &[Module] = &[
         3,
         &[
             "model",
-            "params",
             "inventory",
             "slices",
             "cdi",
@@ -71,16 +70,12 @@ pub const MODULES: &[Module] = &[
             "admission",
             "select",
             "allocate",
-            "feasible",
             "inventory",
             "slices",
             "cdi",
             "sharing",
             "prepare",
             "ledger",
-            "conditions",
-            "nvml",
-            "kubelet",
             "cluster",
             "supervisor",
             "daemon",
