@@ -141,7 +141,7 @@ pub struct Moves {
     evicted: VecDeque<Moment>,
     /// Something new is to be told.
     news: bool,
-    pub counts: Counts,
+    counts: Counts,
 }
 
 /// Since this was last taken.
@@ -156,6 +156,16 @@ pub struct Counts {
 }
 
 impl Moves {
+    /// What was counted since this was last called.
+    pub fn take_counts(&mut self) -> Counts {
+        std::mem::take(&mut self.counts)
+    }
+
+    #[cfg(test)]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
     /// Forgets who does not wait any more, and ends what is over. True if a place is kept no longer.
     pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, rest: Duration, now: Moment) -> bool {
         self.lacking.retain(|key, _| queued(key));

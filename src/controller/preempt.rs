@@ -32,6 +32,7 @@ use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
+use crate::model::time::back_off;
 
 /// Evictions in a minute, for all.
 pub const EVICTIONS_MAX: usize = 240;
@@ -184,8 +185,7 @@ impl Rest {
 
     /// From now on, twice as long as the time before.
     fn again(&mut self, last: Duration, now: Moment) {
-        let long = REST_FIRST.saturating_mul(1_u32.checked_shl(self.times).unwrap_or(u32::MAX));
-        self.until = now.saturating_add(long.min(last));
+        self.until = now.saturating_add(back_off(REST_FIRST, self.times + 1, last));
         self.times = self.times.saturating_add(1).min(16);
     }
 }
@@ -204,10 +204,20 @@ pub struct Preempting {
     unanswered: BTreeMap<PodUid, String>,
     pub looks: Looks,
     spared: BTreeMap<PodUid, Moment>,
-    pub counts: Counts,
+    counts: Counts,
 }
 
 impl Preempting {
+    /// What was counted since this was last called.
+    pub fn take_counts(&mut self) -> Counts {
+        std::mem::take(&mut self.counts)
+    }
+
+    #[cfg(test)]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
     /// The unit may be looked at now: nothing is under way for it, and something has changed since it was last looked at.
     pub fn may_look(&self, key: &UnitKey, epoch: u64, now: Moment) -> bool {
         let present = (self.holders.version(), epoch);

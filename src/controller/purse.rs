@@ -24,9 +24,9 @@ pub struct Purse {
     /// Spent beyond the slices of earlier rounds.
     debts: BTreeMap<String, u64>,
     /// Namespaces that were not done with when the last round ended: they go on where they stopped.
-    pub(super) going_on: BTreeSet<String>,
+    going_on: BTreeSet<String>,
     /// Claims whose selectors cannot be used, and why. What a claim asks for never changes.
-    pub(super) dear: BTreeMap<ClaimKey, String>,
+    dear: BTreeMap<ClaimKey, String>,
     /// Units of which not all ways were tried, with the way that is next.
     stopped: BTreeMap<UnitKey, usize>,
 }
@@ -50,6 +50,11 @@ impl Purse {
     #[cfg(test)]
     pub fn bound(&mut self, ticks: u64) {
         self.round = ticks;
+    }
+
+    #[cfg(test)]
+    pub fn dear_claims(&self) -> usize {
+        self.dear.len()
     }
 
     /// A round begins. `namespaces`: of what waits to be tried; `left_over`: of what the last round did not come to.
@@ -87,6 +92,31 @@ impl Purse {
     /// Forgets units that do not wait any more.
     pub fn tidy(&mut self, waits: impl Fn(&UnitKey) -> bool) {
         self.stopped.retain(|unit, _| waits(unit));
+    }
+
+    /// It was not done with when the last round ended.
+    pub fn goes_on(&self, namespace: &str) -> bool {
+        self.going_on.contains(namespace)
+    }
+
+    /// Why the claim's selectors cannot be used, as far as that was found out.
+    pub fn dear(&self, claim: ClaimKey) -> Option<&str> {
+        self.dear.get(&claim).map(String::as_str)
+    }
+
+    /// The claim's selectors cannot be used.
+    pub fn set_dear(&mut self, claim: ClaimKey, words: String) {
+        self.dear.insert(claim, words);
+    }
+
+    /// The claim is gone.
+    pub fn forget(&mut self, claim: ClaimKey) {
+        self.dear.remove(&claim);
+    }
+
+    /// What selectors choose may have changed.
+    pub fn forget_all(&mut self) {
+        self.dear.clear();
     }
 
     pub fn pay(&mut self, namespace: &str, ticks: u64) {

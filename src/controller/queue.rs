@@ -11,6 +11,7 @@ use crate::controller::Moment;
 use crate::controller::gang::{Minimum, Need, Obstacle, Placed};
 use crate::controller::view::groups::Family;
 use crate::model::names::{NodeName, PodUid};
+use crate::model::time::back_off;
 
 /// First exclusion of a node for a pod; doubled each time, up to the last.
 const EXCLUDE_FIRST: Duration = Duration::from_secs(10);
@@ -332,9 +333,7 @@ impl Queue {
     pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
         let of_pod = self.excluded.entry(pod.clone()).or_default();
         let times = of_pod.get(node).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
-        let last = EXCLUDE_LAST.as_secs() / EXCLUDE_FIRST.as_secs();
-        let longer = 1_u64.checked_shl(times).unwrap_or(last).min(last);
-        let until = now + EXCLUDE_FIRST * u32::try_from(longer).unwrap_or(1);
+        let until = now + back_off(EXCLUDE_FIRST, times + 1, EXCLUDE_LAST);
         let exclusion = Exclusion { times: times.saturating_add(1).min(16), until, over: false };
         of_pod.insert(node.clone(), exclusion);
     }
@@ -346,8 +345,7 @@ impl Queue {
             return;
         }
         let times = before.map_or(0, |one| one.times);
-        let until =
-            now + PAUSE_FIRST.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX)).min(PAUSE_LAST);
+        let until = now + back_off(PAUSE_FIRST, times + 1, PAUSE_LAST);
         let pause = Exclusion { times: times.saturating_add(1).min(16), until, over: false };
         self.paused.insert(pod.clone(), pause);
     }

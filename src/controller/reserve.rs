@@ -31,6 +31,7 @@ use crate::controller::preempt::Preempting;
 use crate::controller::queue::UnitKey;
 use crate::controller::view::GpuRef;
 use crate::model::names::NodeName;
+use crate::model::time::back_off;
 
 /// What was looked for in vain is looked for again after so long.
 const ANEW: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ pub struct Reserves {
     news: bool,
     pub evictions: Evictions,
     /// How often something was kept in vain, since this was last taken.
-    pub in_vain: u64,
+    in_vain: u64,
 }
 
 /// For whom other pods leave, and what is kept for whom because of that.
@@ -213,8 +214,8 @@ impl Reserves {
         self.over(&kept, now, self.keep);
         *self.vain.entry(key.clone()).or_default() += 1;
         let rest = self.rests.entry(kept.namespace).or_insert(Rest { times: 0, until: now });
-        let long = 1_u32.checked_shl(rest.times).unwrap_or(RESTS_MAX).min(RESTS_MAX);
-        rest.until = now.saturating_add(self.keep.saturating_mul(long));
+        let longest = self.keep.saturating_mul(RESTS_MAX);
+        rest.until = now.saturating_add(back_off(self.keep, rest.times + 1, longest));
         rest.times = rest.times.saturating_add(1).min(RESTS_MAX);
         self.in_vain += 1;
     }
@@ -346,6 +347,11 @@ impl Reserves {
         let until = self.kept.values().filter(|kept| kept.preempted.is_none()).map(|kept| kept.until);
         let all = until.chain(lost).chain(rests).chain(looked);
         all.chain(self.open.values().copied()).filter(|due| *due > now).chain(news).min()
+    }
+
+    /// How often something was kept in vain since this was last called.
+    pub fn take_in_vain(&mut self) -> u64 {
+        std::mem::take(&mut self.in_vain)
     }
 
     /// Units that something is kept for, and on how many GPUs.

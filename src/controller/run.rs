@@ -347,9 +347,9 @@ impl ControllerLoop {
         let (units, gpus) = self.core.reserves.counts();
         metrics.kept.units.set(gauge_value(units));
         metrics.kept.gpus.set(gauge_value(gpus));
-        metrics.kept.in_vain.inc_by(std::mem::take(&mut self.core.reserves.in_vain));
+        metrics.kept.in_vain.inc_by(self.core.reserves.take_in_vain());
         let preemption = &metrics.kept.preemption;
-        let counts = std::mem::take(&mut self.core.reserves.evictions.preempting.counts);
+        let counts = self.core.reserves.evictions.preempting.take_counts();
         preemption.under_way.set(gauge_value(self.core.reserves.evictions.preempting.evicting()));
         preemption.result("begun", counts.begun);
         preemption.result("served", counts.served);
@@ -358,7 +358,7 @@ impl ControllerLoop {
             let times = counts.put_off.get(&reason).copied().unwrap_or(0);
             preemption.put_off(reason.as_str(), times);
         }
-        let moves = std::mem::take(&mut self.core.reserves.evictions.moves.counts);
+        let moves = self.core.reserves.evictions.moves.take_counts();
         metrics.kept.moves.searches.inc_by(moves.searches);
         metrics.kept.moves.evictions.inc_by(moves.evictions);
         metrics.kept.moves.served.inc_by(moves.served);

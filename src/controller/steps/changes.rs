@@ -53,7 +53,7 @@ impl Core {
     pub(in crate::controller) fn class(&mut self, name: &str) {
         self.capacity.news();
         // What its selectors cost may be another now.
-        self.purse.dear.clear();
+        self.purse.forget_all();
         let said = self.view.classes().get(name).and_then(|class| class.policy.as_deref());
         let said = said.map(str::parse::<Policy>);
         if let Some(Err(words)) = said {
@@ -177,7 +177,7 @@ impl Core {
         if self.tracker.gone(key, claim.is_planned()) {
             self.set_grants(key, Vec::new());
         }
-        self.purse.dear.remove(&key);
+        self.purse.forget(key);
         let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.review(pod, now));
     }

@@ -385,8 +385,8 @@ impl Core {
             return Ok(None);
         }
         let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
-        if let Some(words) = open.iter().find_map(|claim| self.purse.dear.get(&claim.key)) {
-            return Err(bad(words.clone()));
+        if let Some(words) = open.iter().find_map(|claim| self.purse.dear(claim.key)) {
+            return Err(bad(words.to_owned()));
         }
         if let Some(GangSize::Unreadable { name, text }) = pod.gang().map(|gang| &gang.size) {
             return Err(bad(format!("{name}: {text:?} is no number of pods; write how many the gang has")));

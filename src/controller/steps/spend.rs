@@ -25,7 +25,7 @@ impl Core {
     /// first.
     pub(in crate::controller) fn may_try(&mut self, turn: &Turn) -> bool {
         let namespace = self.namespace_of(turn);
-        let is_last = self.purse.going_on.contains(&namespace) && turn.looked_at && !turn.left_over;
+        let is_last = self.purse.goes_on(&namespace) && turn.looked_at && !turn.left_over;
         match self.purse.allowance(&namespace).filter(|_| !is_last) {
             Some(ticks) => {
                 self.queue.looked_at(&turn.key);
@@ -78,7 +78,7 @@ impl Core {
                     let alone = part.claims().len() == 1;
                     let meant = |claim: &ClaimKey| request.map_or(alone, |(of, _)| of == claim);
                     for claim in part.claims().iter().copied().filter(meant) {
-                        self.purse.dear.insert(claim, words.clone());
+                        self.purse.set_dear(claim, words.clone());
                     }
                     return Err(part.refused(Reason::Claim, words));
                 }

@@ -72,10 +72,10 @@ fn a_claim_that_costs_too_much_waits_with_the_number_and_is_not_looked_at_again(
         assert!(begun.elapsed() < Duration::from_secs(20));
         assert!(is_placed(&cluster, "b", &format!("small-{nth}")));
     }
-    assert_eq!(cluster.core.purse.dear.len(), 1);
+    assert_eq!(cluster.core.purse.dear_claims(), 1);
     cluster.drop_claim(&("a".to_owned(), "dear".to_owned()));
     cluster.settle(SOON);
-    assert!(cluster.core.purse.dear.is_empty());
+    assert_eq!(cluster.core.purse.dear_claims(), 0);
     cluster.check();
 }
 

@@ -146,7 +146,7 @@ fn who_waits_is_told_which_moves_would_make_room() {
     assert!(last.contains(&words), "{told:?}");
     assert!(last.ends_with(&format!("; then this fits {}/{}", source.0, source.1[0])), "{last}");
     assert!(cluster.place("big").is_none() && cluster.place("small").is_some());
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 0, "it is told, and nothing else");
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 0, "it is told, and nothing else");
     assert_eq!(audit(&cluster.core.capacity.index), vec![]);
     cluster.check();
 }
@@ -176,7 +176,7 @@ fn what_has_begun_is_kept_for_whoever_has_begun_it() {
     assert_eq!(cluster.place("big"), Some(source.clone()));
     let moved = cluster.place("small-anew").expect("it has a place");
     assert_ne!(moved, source);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.served, 1);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().served, 1);
     cluster.check();
 }
 
@@ -189,7 +189,7 @@ fn the_controller_moves_what_is_marked_and_nothing_else() {
         cluster.settle(MINUTE);
         let small = cluster.pods[&("ml".to_owned(), "small".to_owned())].clone();
         assert_eq!(small.metadata.deletion_timestamp.is_some(), moves, "{mark}");
-        assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, u64::from(moves), "{mark}");
+        assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, u64::from(moves), "{mark}");
         if moves {
             end(&mut cluster, "small", "small-anew", "10Gi");
             assert_eq!(cluster.place("big"), Some(source));
@@ -230,7 +230,7 @@ fn nothing_moves_that_would_have_no_place_or_that_somebody_ties_down() {
         let mut cluster = fragmented(Mode::Auto, ("ml", more.clone()));
         put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
         cluster.settle(MINUTE);
-        assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 0, "{more}");
+        assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 0, "{more}");
         cluster.check();
     }
     // There is no room for it elsewhere.
@@ -239,7 +239,7 @@ fn nothing_moves_that_would_have_no_place_or_that_somebody_ties_down() {
     assert_eq!(full.place("more"), full.place("half"));
     put(&mut full, "big", "75Gi", "rs-big", json!({}));
     full.settle(MINUTE);
-    assert_eq!(full.core.reserves.evictions.moves.counts.evictions, 0);
+    assert_eq!(full.core.reserves.evictions.moves.counts().evictions, 0);
 }
 
 #[test]
@@ -248,12 +248,12 @@ fn nobody_is_moved_for_a_pod_that_no_scheduler_has_tried_nor_twice_for_the_same(
     let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
     put(&mut cluster, "big", "75Gi", "rs-big", untried);
     cluster.settle(5 * MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 0);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 0);
     // It has its share, and is never bound.
     let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
     put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
     cluster.settle(MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 1);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1);
     end(&mut cluster, "small", "small-anew", "10Gi");
     assert!(cluster.place("big").is_some());
     let big = UnitKey::Pod(
@@ -281,18 +281,18 @@ fn an_owner_rests_and_an_hour_has_so_many_moves() {
     cluster.drop_pod("half", true);
     put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
     cluster.settle(5 * MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 1, "it was moved a moment ago");
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1, "it was moved a moment ago");
     assert!(cluster.place("bigger").is_none());
     cluster.settle(10 * MINUTE);
     cluster.core.capacity.news();
     cluster.settle(MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 2);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 2);
     // None in any hour.
     let mut none = fragmented(Mode::Auto, ("ml", mark("true")));
     none.core.rules.consolidation.per_hour = 0;
     put(&mut none, "big", "75Gi", "rs-big", json!({}));
     none.settle(MINUTE);
-    assert_eq!(none.core.reserves.evictions.moves.counts.evictions, 0);
+    assert_eq!(none.core.reserves.evictions.moves.counts().evictions, 0);
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn a_refused_eviction_is_the_end_of_it_for_a_while() {
         }
         cluster.now = next.unwrap_or(begin + MINUTE).max(cluster.now + Duration::from_millis(100));
     }
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 1);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1);
     let (_, troubles) = cluster.core.recorder.take();
     assert!(
         troubles.iter().any(|words| words.contains("pod ml/small is not moved: a budget")),
@@ -362,7 +362,7 @@ fn a_namespace_cannot_keep_places_again_and_again_by_ending_pods_of_its_own() {
     assert!(cluster.place("late").is_none() && cluster.place("big").is_none(), "it is kept");
     cluster.settle(3 * MINUTE);
     assert!(cluster.place("late").is_some(), "for three minutes");
-    let before = cluster.core.reserves.evictions.moves.counts.in_vain;
+    let before = cluster.core.reserves.evictions.moves.counts().in_vain;
     assert_eq!(before, 1);
     bind(&mut cluster, "ml", "late");
     cluster.drop_pod("late", true);
@@ -393,7 +393,7 @@ fn what_pods_of_lower_priority_leave_is_kept_for_no_move() {
     cluster.drop_pod("small", true);
     cluster.settle(5 * SECOND);
     assert!(cluster.place("high").is_some() && cluster.place("big").is_none());
-    let preemptions = &cluster.core.reserves.evictions.preempting.counts;
+    let preemptions = &cluster.core.reserves.evictions.preempting.counts();
     assert_eq!((preemptions.begun, preemptions.in_vain), (1, 0));
     cluster.check();
 }
@@ -415,7 +415,7 @@ fn nobody_keeps_places_by_asking_for_them_and_going_away() {
     cluster.drop_pod("big", true);
     cluster.settle(5 * SECOND);
     assert!(is_placed(&cluster, ("other", "late")), "and no longer than big waits");
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.in_vain, 1);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().in_vain, 1);
 }
 
 fn is_placed(cluster: &Cluster, (namespace, name): (&str, &str)) -> bool {

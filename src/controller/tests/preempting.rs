@@ -101,7 +101,7 @@ fn as_many_as_it_takes_end_and_the_room_is_kept_until_then() {
     assert!(cluster.place("high").is_some());
     bind(&mut cluster, "high");
     cluster.settle(SECOND);
-    let counts = &cluster.core.reserves.evictions.preempting.counts;
+    let counts = &cluster.core.reserves.evictions.preempting.counts();
     assert_eq!((counts.begun, counts.served, counts.in_vain), (1, 1, 0));
     assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept any more");
 }
@@ -273,7 +273,7 @@ fn a_gang_that_waits_whole_has_others_end_on_one_node_if_it_fits_there() {
     assert!(places.iter().all(Option::is_some), "{places:?}");
     ["g1", "g2", "g3"].iter().for_each(|name| bind(&mut cluster, name));
     cluster.settle(SECOND);
-    let counts = &cluster.core.reserves.evictions.preempting.counts;
+    let counts = &cluster.core.reserves.evictions.preempting.counts();
     assert_eq!((counts.begun, counts.served, counts.in_vain), (1, 1, 0));
     // One of which a pod may not have others end has nobody end.
     let mut other = self::cluster(&[1]);
@@ -324,7 +324,7 @@ fn a_pod_that_is_not_bound_makes_its_namespace_rest() {
         lows.iter().for_each(|name| bind(&mut cluster, name));
     }
     assert!(!minutes.is_empty() && minutes.len() <= 8, "evicted in the minutes {minutes:?}");
-    assert!(cluster.core.reserves.evictions.preempting.counts.in_vain >= 1);
+    assert!(cluster.core.reserves.evictions.preempting.counts().in_vain >= 1);
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn who_asks_in_vain_many_times_takes_no_look_of_another_namespace() {
     moving::put_in(&mut cluster, ("team", "one"), ("60Gi", 1), "rs", refused_at(0));
     cluster.deliver(usize::MAX);
     cluster.round();
-    assert_eq!(cluster.core.reserves.evictions.preempting.counts.begun, 1);
+    assert_eq!(cluster.core.reserves.evictions.preempting.counts().begun, 1);
     cluster.settle(SECOND);
     assert_eq!(evicted(&cluster), ["low"]);
 }

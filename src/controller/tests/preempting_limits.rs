@@ -149,7 +149,7 @@ fn a_gang_that_loses_a_pod_while_others_end_for_it_is_not_taken_for_placed() {
     end(&mut cluster);
     cluster.settle(2 * MINUTE);
     let preempting = &cluster.core.reserves.evictions.preempting;
-    assert_eq!((preempting.counts.in_vain, preempting.under_way().count()), (1, 0));
+    assert_eq!((preempting.counts().in_vain, preempting.under_way().count()), (1, 0));
     assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept for it any more");
     wait(&mut cluster, "late", 60, 0);
     assert!(cluster.place("late").is_some());
@@ -170,7 +170,7 @@ fn what_ends_for_one_is_not_what_another_waits_for() {
         bind(&mut cluster, name);
     }
     cluster.settle(SECOND);
-    assert_eq!(cluster.core.reserves.evictions.preempting.counts.served, 2);
+    assert_eq!(cluster.core.reserves.evictions.preempting.counts().served, 2);
     // What the first of them leaves over is waited for.
     let mut cluster = self::cluster(&[2]);
     run(&mut cluster, "low1", 80, 0, &json!({}));
@@ -239,9 +239,9 @@ fn what_moves_make_room_for_is_not_what_others_wait_for() {
     let source = cluster.place("small").unwrap();
     moving::put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
     cluster.settle(MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts.evictions, 1);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1);
     wait(&mut cluster, "high", 75, 10);
-    assert_eq!(cluster.core.reserves.evictions.preempting.counts.begun, 1, "others end for it");
+    assert_eq!(cluster.core.reserves.evictions.preempting.counts().begun, 1, "others end for it");
     moving::end(&mut cluster, "small", "small-anew", "10Gi");
     assert_eq!(cluster.place("big"), Some(source));
     end(&mut cluster);

@@ -44,7 +44,7 @@ fn schedule(cluster: &mut Cluster, name: &str) -> Option<(String, String)> {
 }
 
 fn counts(cluster: &Cluster) -> (u64, u64, u64) {
-    let counts = &cluster.core.reserves.evictions.preempting.counts;
+    let counts = &cluster.core.reserves.evictions.preempting.counts();
     (counts.begun, counts.served, counts.in_vain)
 }
 
@@ -221,7 +221,7 @@ fn a_pod_that_has_a_gpu_elsewhere_meanwhile_has_nobody_else_end() {
     cluster.settle(10 * SECOND);
     assert!(evicted(&cluster).len() <= 1, "{:?}", evicted(&cluster));
     let preempting = &cluster.core.reserves.evictions.preempting;
-    assert_eq!((preempting.counts.served, preempting.under_way().count()), (1, 0));
+    assert_eq!((preempting.counts().served, preempting.under_way().count()), (1, 0));
     ask(&mut cluster, "late", 10, 0, &json!({}));
     cluster.settle(5 * SECOND);
     assert!(cluster.place("late").is_some(), "the GPU is open to shares again");
