@@ -21,9 +21,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
+use super::as_controller::AsControllerArgs;
 use super::reach::{ReachArgs, for_people, told};
 use super::{EXIT_REFUSED, output, print};
-use crate::allocate::Policy;
 use crate::cluster::lease::LeaseName;
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::config::Rules;
@@ -58,18 +58,11 @@ pub struct ExplainArgs {
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "table")]
     pub output: Output,
-    /// The controller's --policy, if that is another one.
-    #[arg(long, default_value = "pack", value_parser = ["pack", "spread", "fragmentation"])]
-    pub policy: String,
-    /// The controller's --never-hold, if it has one.
-    #[arg(long, value_name = "LIST")]
-    pub never_hold: Option<String>,
+    #[command(flatten)]
+    pub controller: AsControllerArgs,
     /// The controller's --preemption, if that is another one.
     #[arg(long, default_value = "true", action = clap::ArgAction::Set, value_name = "true|false")]
     pub preemption: bool,
-    /// Where the controller runs: its lease and the claims with which it takes GPUs.
-    #[arg(long, value_name = "NAMESPACE", default_value = "tranche-system")]
-    pub controller_namespace: String,
     /// The controller's lease.
     #[arg(long, value_name = "NAME", default_value = "tranche-controller")]
     pub lease_name: String,
@@ -133,8 +126,14 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         }
         Target::Claim { .. } | Target::Pod { .. } | Target::Workload { .. } => (None, Vec::new()),
     };
-    let site =
-        Site::read(cluster, &args.controller_namespace, rules(args), &named.namespace, file.as_ref()).await;
+    let site = Site::read(
+        cluster,
+        &args.controller.controller_namespace,
+        rules(args),
+        &named.namespace,
+        file.as_ref(),
+    )
+    .await;
     let mut site = site.map_err(for_people)?;
     let asked = match (&target, &file) {
         (Target::File { .. }, Some(file)) => Ok(of_file(&site, file)),
@@ -213,20 +212,13 @@ fn of_file(site: &Site, file: &FileObjects) -> Subjects {
 }
 
 fn rules(args: &ExplainArgs) -> Rules {
-    let usual = Rules::default();
-    let policy = Policy::ALL.into_iter().find(|policy| policy.as_str() == args.policy);
-    let never = args.never_hold.iter().flat_map(|list| list.split(',')).map(str::trim);
-    Rules {
-        policy: policy.unwrap_or(usual.policy),
-        never_hold: never.filter(|one| !one.is_empty()).map(str::to_owned).collect(),
-        preemption: args.preemption,
-        ..usual
-    }
+    Rules { preemption: args.preemption, ..args.controller.rules() }
 }
 
 /// Who places claims, if anybody does.
 async fn leader(cluster: &KubeCluster, args: &ExplainArgs) -> Leader {
-    let at = LeaseName { namespace: args.controller_namespace.clone(), name: args.lease_name.clone() };
+    let at =
+        LeaseName { namespace: args.controller.controller_namespace.clone(), name: args.lease_name.clone() };
     match cluster.lease(&at).await {
         Ok(Some(lease)) => Leader::Stored { at, lease },
         Ok(None) => Leader::None { at },

@@ -9,6 +9,7 @@
 //! * [`top`]: who has what of which GPU, all over the cluster; [`reach`]: of which cluster
 //! * [`explain`]: why a claim waits, or where it went
 //! * [`rebalance`]: which pods would have to move for it
+//! * [`as_controller`]: what the controller was told, for tools that decide as it does
 //! * [`simulate`]: a trace of pods, replayed against the controller's allocator
 //! * [`reading`]: files that a person names; [`output`]: answers for programs
 //! * [`table`]: tables as kubectl prints them
@@ -18,6 +19,7 @@
 //! comfy_table, k8s-openapi (as data), serde, serde_json, serde_path_to_error, serde_saphyr, strsim, terminal_size, thiserror.
 
 pub mod args;
+pub mod as_controller;
 pub mod completion;
 pub mod controller;
 pub mod explain;

@@ -15,14 +15,14 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::as_controller::AsControllerArgs;
 use super::explain::site::Site;
 use super::reach::{ReachArgs, for_people, told};
 use super::top::map::{Map, map};
 use super::top::{Look, look_of_output};
 use super::{EXIT_REFUSED, Usage, output, print, settings};
-use crate::allocate::{Placement, Policy};
+use crate::allocate::Placement;
 use crate::cluster::KubeCluster;
-use crate::controller::config::Rules;
 use crate::controller::explain::may_not;
 use crate::controller::explain::rebalance::{Help, Waits, rebalance};
 use crate::controller::moves::Proposed;
@@ -49,15 +49,8 @@ pub struct RebalanceArgs {
     /// How long to wait for each pod to end, and for each that waits to start, with --apply.
     #[arg(long, value_name = "DURATION", default_value = "5m")]
     pub timeout: String,
-    /// The controller's --policy, if that is another one.
-    #[arg(long, default_value = "pack", value_parser = ["pack", "spread", "fragmentation"])]
-    pub policy: String,
-    /// The controller's --never-hold, if it has one.
-    #[arg(long, value_name = "LIST")]
-    pub never_hold: Option<String>,
-    /// Where the controller runs: the claims with which it takes GPUs.
-    #[arg(long, value_name = "NAMESPACE", default_value = "tranche-system")]
-    pub controller_namespace: String,
+    #[command(flatten)]
+    pub controller: AsControllerArgs,
     #[command(flatten)]
     pub reach: ReachArgs,
 }
@@ -136,7 +129,9 @@ pub fn text(report: &Report, args: &RebalanceArgs, look: Look) -> anyhow::Result
 pub async fn look(cluster: &KubeCluster, args: &RebalanceArgs) -> anyhow::Result<Report> {
     let namespace = args.namespace.clone().filter(|namespace| !namespace.is_empty());
     let listed = namespace.clone().unwrap_or_else(|| cluster.default_namespace());
-    let site = Site::read(cluster, &args.controller_namespace, rules(args), &listed, None).await;
+    let site =
+        Site::read(cluster, &args.controller.controller_namespace, args.controller.rules(), &listed, None)
+            .await;
     let mut site = site.map_err(for_people)?;
     if let denied @ [_, ..] = site.listing.denied() {
         anyhow::bail!("{}: who could move is not known", may_not(denied));
@@ -146,17 +141,6 @@ pub async fn look(cluster: &KubeCluster, args: &RebalanceArgs) -> anyhow::Result
     let all = map(&seen.slices, &seen.claims);
     let (before, after) = after::maps(&all, &waits);
     Ok(Report { waits, before, after })
-}
-
-fn rules(args: &RebalanceArgs) -> Rules {
-    let usual = Rules::default();
-    let policy = Policy::ALL.into_iter().find(|policy| policy.as_str() == args.policy);
-    let never = args.never_hold.iter().flat_map(|list| list.split(',')).map(str::trim);
-    Rules {
-        policy: policy.unwrap_or(usual.policy),
-        never_hold: never.filter(|one| !one.is_empty()).map(str::to_owned).collect(),
-        ..usual
-    }
 }
 
 fn waits(one: &Waits) -> Value {

@@ -23,7 +23,7 @@ mod ask;
 mod backlog;
 pub mod bounds;
 mod capacity;
-mod classes;
+pub mod classes;
 pub mod config;
 pub mod core;
 mod demand;

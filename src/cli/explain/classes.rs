@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass};
+use k8s_openapi::api::resource::v1::DeviceClass;
 
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::{CallError, KubeCluster};
+use crate::controller::classes;
 use crate::model::names::SHARED_CLASS;
 
 /// Classes that are asked for; of more it is said that they were not read.
@@ -41,7 +42,7 @@ impl Named {
         let is_here = claim.metadata.namespace.as_deref() == Some(namespace);
         let names = if is_here { &mut self.here } else { &mut self.elsewhere };
         let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
-        for name in devices.into_iter().flat_map(classes_of) {
+        for name in devices.into_iter().flat_map(classes::names) {
             if names.len() < NAMED_MAX && !names.contains(name) {
                 names.insert(name.to_owned());
             }
@@ -84,12 +85,4 @@ fn words(unread: &[&str]) -> Option<String> {
         "{names} could not be read, so whether the controller or kube-scheduler places such claims, and how much of a GPU \
          they get, is not known: see kubectl auth can-i get deviceclasses.resource.k8s.io"
     ))
-}
-
-fn classes_of(claim: &DeviceClaim) -> impl Iterator<Item = &str> {
-    claim.requests.iter().flatten().flat_map(|request| {
-        let exactly = request.exactly.iter().map(|one| one.device_class_name.as_str());
-        let alternatives = request.first_available.iter().flatten();
-        exactly.chain(alternatives.map(|one| one.device_class_name.as_str()))
-    })
 }

@@ -8,6 +8,7 @@ use super::find::{Named, Target, no_claim, no_pod};
 use super::pod::{Template, ended, lacks};
 use super::report::{ExplainedClaim, Leader, Report};
 use super::{ExplainArgs, Output};
+use crate::cli::as_controller::AsControllerArgs;
 use crate::cli::reach::ReachArgs;
 use crate::cluster::WorkloadKind;
 use crate::cluster::feed::{Change, WatchEvent};
@@ -26,10 +27,12 @@ fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
         filename: None,
         namespace: namespace.map(str::to_owned),
         output: Output::Table,
-        policy: "pack".to_owned(),
-        never_hold: None,
+        controller: AsControllerArgs {
+            policy: "pack".to_owned(),
+            never_hold: None,
+            controller_namespace: "tranche-system".to_owned(),
+        },
         preemption: true,
-        controller_namespace: "tranche-system".to_owned(),
         lease_name: "tranche-controller".to_owned(),
         reach: ReachArgs::default(),
     }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::{BadSettings, Reader, given, interval};
-use crate::allocate::Policy;
 use crate::cli::args::{ControllerArgs, HoldArgs, MoveArgs};
 use crate::cluster::makers::MakerKind;
 use crate::controller::config::{Consolidation, ControllerSettings, Leasing, Mode, Rules};
@@ -66,7 +65,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         mirror: reader.parsed("--mirror-slices", mirror_slices, false, yes_or_no),
         makers: reader.parsed("--pod-templates", pod_templates, vec![jobs()], maker_kinds),
         rules: Rules {
-            policy: reader.parsed("--policy", policy, usual.policy, policy_of),
+            policy: reader.parsed("--policy", policy, usual.policy, str::parse),
             never_hold: reader.gpus("--never-hold", &holds.never_hold),
             always_hold: reader.gpus("--always-hold", &holds.always_hold),
             grouping_schedulers: schedulers(grouping_schedulers, usual.grouping_schedulers),
@@ -182,11 +181,6 @@ fn yes_or_no(text: &str) -> Result<bool, String> {
     text.parse().map_err(|_| format!("{text:?} is not known; write true or false"))
 }
 
-fn policy_of(text: &str) -> Result<Policy, String> {
-    let found = Policy::ALL.into_iter().find(|policy| policy.as_str() == text);
-    found.ok_or_else(|| format!("{text:?} is not known; write pack, spread or fragmentation"))
-}
-
 fn count(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| format!("{text:?} is not a valid count; write a whole number"))
 }
@@ -198,6 +192,7 @@ fn list(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocate::Policy;
 
     fn named() -> ControllerArgs {
         ControllerArgs {

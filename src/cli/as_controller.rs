@@ -1,0 +1,31 @@
+//! Flags of tools that decide by the controller's own code: what the controller was told.
+
+use clap::Args;
+
+use crate::controller::config::Rules;
+
+#[derive(Debug, Clone, Args)]
+pub struct AsControllerArgs {
+    /// The controller's --policy, if that is another one.
+    #[arg(long, default_value = "pack", value_parser = ["pack", "spread", "fragmentation"])]
+    pub policy: String,
+    /// The controller's --never-hold, if it has one.
+    #[arg(long, value_name = "LIST")]
+    pub never_hold: Option<String>,
+    /// Where the controller runs: its lease and the claims with which it takes GPUs.
+    #[arg(long, value_name = "NAMESPACE", default_value = "tranche-system")]
+    pub controller_namespace: String,
+}
+
+impl AsControllerArgs {
+    /// The rest is as usual.
+    pub fn rules(&self) -> Rules {
+        let usual = Rules::default();
+        let never = self.never_hold.iter().flat_map(|list| list.split(',')).map(str::trim);
+        Rules {
+            policy: self.policy.parse().unwrap_or(usual.policy),
+            never_hold: never.filter(|one| !one.is_empty()).map(str::to_owned).collect(),
+            ..usual
+        }
+    }
+}
