@@ -229,7 +229,7 @@ fn every_value_reaches_the_manifests() {
             r#"sharing={"exclusiveGPUs":[0,"T4"],"mpsServerMemory":"1Gi","processesPerShare":4,"defaultRequest":"nothing"}"#,
             r#"watchdog={"action":"observe","period":"500ms","grace":"128Mi"}"#,
             r#"controller={"enabled":true,"replicas":3,"leaseDuration":"20s","policy":"spread",
-                "holds":{"settle":"3s","keepWarm":"91s","ahead":4,"never":["node-x","T4"]},"patience":{"passes":7,"time":"92s","keep":"93s"},
+                "holds":{"settle":"3s","keepWarm":"91s","ahead":4,"never":["node-x","T4"]},"maxOvertakes":7,"starvationTimeout":"92s","reservationDuration":"93s",
                 "logFormat":"text","ops":{"host":"[::]","port":9001,"healthPort":9003},"nodeSelector":{"infra":"yes"},
                 "affinity":{"podAntiAffinity":{"preferredDuringSchedulingIgnoredDuringExecution":[]}},
                 "tolerations":[{"key":"infra","operator":"Exists"}],"priorityClassName":"third",
@@ -426,6 +426,83 @@ fn kubelet_finds_the_sockets_under_the_path_it_is_told() {
 fn the_old_name_of_a_value_is_understood() {
     let yaml = render(&helm(), &[r#"sharing.unasked="nothing""#]).unwrap_or_else(|said| panic!("{said}"));
     assert!(daemonset(&yaml, "tranche-node").to_string().contains("--default-request=nothing"));
+    let old = r#"controller={"enabled":true,"patience":{"passes":0,"keep":"93s"}}"#;
+    let yaml = render(&helm(), &[old]).unwrap_or_else(|said| panic!("{said}"));
+    for (name, value) in [
+        ("TRANCHE_MAX_OVERTAKES", "0"),
+        ("TRANCHE_STARVATION_TIMEOUT", "60s"),
+        ("TRANCHE_RESERVATION_DURATION", "93s"),
+    ] {
+        let env = &pod(&yaml, "tranche-controller")["containers"][0]["env"];
+        assert_eq!(by_name(env, name)["value"], value, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn each_kind_of_pod_templates_is_watched_and_sent_to_the_webhook() {
+    let kinds = r#"webhook.podTemplates=[{"apiGroup":"batch","apiVersion":"v1","resource":"jobs","kind":"Job"},
+        {"apiGroup":"kubeflow.org","apiVersion":"v1","resource":"pytorchjobs","kind":"PyTorchJob"}]"#;
+    let rendered = |more: &[&str]| {
+        let all = render(&helm(), &[&["controller.enabled=true"], more].concat());
+        objects(&all.unwrap_or_else(|said| panic!("{said}")))
+    };
+    let named = |all: &[Value], kind: &str, name: &str| {
+        let found = all.iter().find(|one| one["kind"] == kind && one["metadata"]["name"] == name);
+        found.unwrap_or_else(|| panic!("no {kind} {name}")).clone()
+    };
+    let env = |all: &[Value]| {
+        let pod = &named(all, "Deployment", "tranche-controller")["spec"]["template"]["spec"];
+        by_name(&pod["containers"][0]["env"], "TRANCHE_POD_TEMPLATES")["value"].clone()
+    };
+    let rights = |all: &[Value]| named(all, "ClusterRole", "tranche-controller")["rules"].to_string();
+    let both = rendered(&[kinds]);
+    assert_eq!(env(&both), "batch/v1/jobs/Job,kubeflow.org/v1/pytorchjobs/PyTorchJob");
+    let hooks = named(&both, "MutatingWebhookConfiguration", "tranche");
+    let rules = &by_name(&hooks["webhooks"], "workloads.tranche.dev")["rules"];
+    assert_eq!(
+        rules[1],
+        json!({"apiGroups": ["kubeflow.org"], "apiVersions": ["v1"], "operations": ["CREATE"],
+            "resources": ["pytorchjobs"], "scope": "Namespaced"})
+    );
+    assert_eq!(rules.as_array().map(Vec::len), Some(2));
+    let right =
+        json!({"apiGroups": ["kubeflow.org"], "resources": ["pytorchjobs"], "verbs": ["list", "watch"]});
+    assert!(rights(&both).contains(&right.to_string()), "{}", rights(&both));
+    let none = rendered(&["webhook.podTemplates=[]"]);
+    assert_eq!(env(&none), "none");
+    assert!(!rights(&none).contains("resourceclaimtemplates") && !rights(&none).contains("jobs"));
+    let hooks = named(&none, "MutatingWebhookConfiguration", "tranche");
+    assert!(!hooks.to_string().contains("workloads.tranche.dev"));
+}
+
+#[test]
+#[ignore = "needs helm"]
+fn a_second_class_without_an_extended_resource_is_the_one_of_the_example() {
+    let value =
+        r#"deviceClasses={"extendedResource":true,"withoutExtendedResource":"memory.gpu.nvidia.com"}"#;
+    let classes = |values: &[&str]| -> Vec<Value> {
+        let all = objects(&render(&helm(), values).unwrap_or_else(|said| panic!("{said}")));
+        all.into_iter().filter(|one| one["kind"] == "DeviceClass").collect()
+    };
+    let named = |all: &[Value], name: &str| {
+        all.iter().find(|one| one["metadata"]["name"] == name).map(|one| one["spec"].clone())
+    };
+    let with = classes(&[value]);
+    let gpu = named(&with, "gpu.nvidia.com").expect("the class of GPUs");
+    let second = named(&with, "memory.gpu.nvidia.com").expect("the second class");
+    assert_eq!(gpu["extendedResourceName"], "nvidia.com/gpu");
+    assert_eq!(second["selectors"], gpu["selectors"], "the same devices");
+    assert_eq!(second.get("extendedResourceName"), None);
+    assert_eq!(named(&classes(&[]), "memory.gpu.nvidia.com"), None, "only where it is asked for");
+    let text = fs::read_to_string(root().join("deploy/examples/memory-class.yaml")).expect("it is there");
+    let example = objects(&text);
+    let class = example.iter().find(|one| one["kind"] == "DeviceClass").expect("it has a class");
+    assert_eq!((&class["metadata"]["name"], &class["spec"]), (&json!("memory.gpu.nvidia.com"), &second));
+    let template =
+        example.iter().find(|one| one["kind"] == "ResourceClaimTemplate").expect("it has a template");
+    let request = &template["spec"]["spec"]["devices"]["requests"][0]["exactly"];
+    assert_eq!(request["deviceClassName"], class["metadata"]["name"]);
 }
 
 #[test]
@@ -1003,6 +1080,9 @@ fn wrong_values_are_refused_with_their_path() {
         (r#"controller.leaseDuration="301s""#, "/controller/leaseDuration"),
         (r#"controller.holds.settle="0s""#, "/controller/holds/settle"),
         ("controller.holds.ahead=1000000", "/controller/holds/ahead"),
+        ("controller.maxOvertakes=5000000000", "/controller/maxOvertakes"),
+        (r#"controller.starvationTimeout="0s""#, "/controller/starvationTimeout"),
+        (r#"controller.reservationDuration="1500m""#, "/controller/reservationDuration"),
         ("controller.patience.passes=5000000000", "/controller/patience/passes"),
         (r#"controller.patience.keep="1500m""#, "/controller/patience/keep"),
         (r#"controller.ops.host="localhost""#, "/controller/ops/host"),

@@ -78,8 +78,8 @@ const TIMES: [(&str, &str, &str); 8] = [
     ("/controller/holds/settle", "100ms", "24h"),
     ("/controller/holds/keepWarm", "100ms", "24h"),
     ("/controller/moves/rest", "100ms", "24h"),
-    ("/controller/patience/keep", "100ms", "24h"),
-    ("/controller/patience/time", "100ms", "24h"),
+    ("/controller/reservationDuration", "100ms", "24h"),
+    ("/controller/starvationTimeout", "100ms", "24h"),
 ];
 
 /// Times of one and of two units, around all bounds.
