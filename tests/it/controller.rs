@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -11,7 +12,7 @@ use tranche::controller::config::{ControllerSettings, Leasing, Rules};
 use tranche::controller::holds::Pace;
 use tranche::controller::{ControllerMetrics, start};
 use tranche::ops::drain::Signals;
-use tranche::ops::metrics::registry;
+use tranche::ops::metrics::{registry, text};
 use tranche::ops::tasks::Tasks;
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
@@ -62,10 +63,15 @@ fn settings(identity: &str) -> ControllerSettings {
 }
 
 async fn begin(api: &MockApi, settings: ControllerSettings) -> Running {
+    begin_counted(api, settings, &mut registry()).await
+}
+
+/// Its metrics are in the registry.
+async fn begin_counted(api: &MockApi, settings: ControllerSettings, registry: &mut Registry) -> Running {
     let stop = CancellationToken::new();
     let mut tasks = Tasks::new(stop.clone());
     let cluster = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
-    let metrics = ControllerMetrics::register(&mut registry());
+    let metrics = ControllerMetrics::register(registry);
     start(&settings, cluster, metrics, None, &mut tasks).await.unwrap();
     let tasks = tokio::spawn(tasks.run(Signals::catch().unwrap(), DRAIN));
     Running { stop, tasks }
@@ -182,6 +188,53 @@ async fn a_labelled_job_gets_its_template_where_an_administrator_allows_it() {
     let request = &train["spec"]["spec"]["devices"]["requests"][0]["exactly"];
     assert_eq!(request["capacity"]["requests"]["memory"], "2000Mi");
     controller.end().await;
+}
+
+#[tokio::test]
+async fn templates_of_another_kind_are_made_too_and_one_that_was_refused_is_tried_again() {
+    let api = cluster(1);
+    let opted = json!({"tranche.dev/kai-annotations": "enabled"});
+    api.put("namespaces", json!({"metadata": {"name": "ml", "labels": opted}}));
+    let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "2000Mi"});
+    let share = json!({"share": share, "count": 1}).to_string();
+    let put = |plural: &str, name: &str| {
+        let annotations = json!({"tranche.dev/share-template-name": format!("{name}-gpu-share"),
+            "tranche.dev/gpu-share": share});
+        api.put(
+            plural,
+            json!({"metadata": {"name": name, "namespace": "ml", "uid": name,
+            "labels": {"tranche.dev/share-template": "true"}, "annotations": annotations}, "spec": {}}),
+        );
+    };
+    let kind = |group: &str, plural: &str, kind: &str| MakerKind {
+        group: group.to_owned(),
+        version: "v1".to_owned(),
+        plural: plural.to_owned(),
+        kind: kind.to_owned(),
+    };
+    let makers = vec![kind("batch", "jobs", "Job"), kind("kubeflow.org", "pytorchjobs", "PyTorchJob")];
+    let mut registry = registry();
+    let settings = ControllerSettings { makers, ..settings("one") };
+    let controller = begin_counted(&api, settings, &mut registry).await;
+    put("jobs", "job");
+    api.until("the Job's template", |api| api.list("resourceclaimtemplates").len() == 1).await;
+    api.fail(Verb::Create, "resourceclaimtemplates", Failure::Status(403, "Forbidden"));
+    put("pytorchjobs", "train");
+    api.until("the first try to be refused", MockApi::has_failed).await;
+    api.until("the other kind's template", |api| api.list("resourceclaimtemplates").len() == 2).await;
+    let all = api.list("resourceclaimtemplates");
+    let train = all.iter().find(|one| one["metadata"]["name"] == "train-gpu-share").unwrap();
+    let owner = &train["metadata"]["ownerReferences"][0];
+    assert_eq!(
+        (&owner["apiVersion"], &owner["kind"], &owner["name"], &owner["uid"]),
+        (&json!("kubeflow.org/v1"), &json!("PyTorchJob"), &json!("train"), &json!("train"))
+    );
+    controller.end().await;
+    let counted = text(&registry).unwrap();
+    for (result, times) in [("created", 2), ("retried", 1)] {
+        let line = format!("tranche_controller_templates_total{{result=\"{result}\"}} {times}");
+        assert!(counted.lines().any(|one| one == line), "{line}: {counted}");
+    }
 }
 
 /// However long a round takes, the lease is renewed.
