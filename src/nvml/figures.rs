@@ -73,6 +73,7 @@ pub struct Figures {
     pub temperature_celsius: Option<u32>,
     pub power_milliwatts: Option<u32>,
     pub sm_clock_megahertz: Option<u32>,
+    pub memory_clock_megahertz: Option<u32>,
     /// The part of the time in which a kernel of anybody ran, in percent.
     pub busy_percent: Option<u32>,
     pub processes: ProcessActivity,
@@ -129,6 +130,8 @@ pub(super) fn read(
             .optional("nvmlDeviceGetTemperature", |device| device.temperature(TemperatureSensor::Gpu))?,
         power_milliwatts: ask.optional("nvmlDeviceGetPowerUsage", |device| device.power_usage())?,
         sm_clock_megahertz: ask.optional("nvmlDeviceGetClockInfo", |device| device.clock_info(Clock::SM))?,
+        memory_clock_megahertz: ask
+            .optional("nvmlDeviceGetClockInfo", |device| device.clock_info(Clock::Memory))?,
         busy_percent: ask
             .optional("nvmlDeviceGetUtilizationRates", |device| device.utilization_rates())?
             .map(|rates| rates.gpu),

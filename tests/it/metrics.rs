@@ -58,6 +58,7 @@ fn node() -> (Registry, Registry) {
         temperature_celsius: Some(31.0),
         power_watts: Some(70.5),
         sm_clock_hertz: Some(345e6),
+        memory_clock_hertz: Some(2619e6),
         activity: Some(0.75),
         shares_activity: Some(0.5),
     };

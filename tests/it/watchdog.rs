@@ -1115,6 +1115,7 @@ async fn a_whole_gpu_has_rows_of_its_own_work_and_of_the_gpu() {
     assert_eq!(gpu_row(&bench, "temperature_celsius"), Some(47.0));
     assert_eq!(gpu_row(&bench, "power_watts"), Some(312.5));
     assert!(gpu_row(&bench, "sm_clock_hertz").is_some_and(|hertz| hertz > 1e9));
+    assert!(gpu_row(&bench, "memory_clock_hertz").is_some_and(|hertz| hertz > 1e9));
     assert_eq!(gpu_row(&bench, "memory_used_bytes"), Some(608.0 * MIB));
     assert_eq!(gpu_row(&bench, "uncounted_memory_bytes"), Some(8.0 * MIB));
     assert_eq!(gpu_row(&bench, "shares_activity_ratio"), None);

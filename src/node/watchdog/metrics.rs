@@ -70,6 +70,7 @@ struct GpuGauges {
     temperature: Family<GpuLabels, FloatGauge>,
     power: Family<GpuLabels, FloatGauge>,
     sm_clock: Family<GpuLabels, FloatGauge>,
+    memory_clock: Family<GpuLabels, FloatGauge>,
     activity: Family<GpuLabels, FloatGauge>,
     shares_activity: Family<GpuLabels, FloatGauge>,
 }
@@ -301,6 +302,7 @@ impl GpuGauges {
             ("gpu_temperature_celsius", "Temperature of a GPU", &self.temperature),
             ("gpu_power_watts", "Power that a GPU draws", &self.power),
             ("gpu_sm_clock_hertz", "Clock of a GPU's multiprocessors", &self.sm_clock),
+            ("gpu_memory_clock_hertz", "Clock of a GPU's memory", &self.memory_clock),
             ("gpu_activity_ratio", "Part of the time in which a kernel of anybody ran", &self.activity),
             (
                 "gpu_shares_activity_ratio",
@@ -322,6 +324,7 @@ impl GpuGauges {
         set_float(&self.temperature, labels, figures.temperature_celsius);
         set_float(&self.power, labels, figures.power_watts);
         set_float(&self.sm_clock, labels, figures.sm_clock_hertz);
+        set_float(&self.memory_clock, labels, figures.memory_clock_hertz);
         set_float(&self.activity, labels, figures.activity);
         set_float(&self.shares_activity, labels, figures.shares_activity);
     }

@@ -95,6 +95,7 @@ pub struct GpuFigures {
     pub temperature_celsius: Option<f64>,
     pub power_watts: Option<f64>,
     pub sm_clock_hertz: Option<f64>,
+    pub memory_clock_hertz: Option<f64>,
     /// Parts of 1: of the time in which a kernel of anybody ran, and one of a share.
     pub activity: Option<f64>,
     pub shares_activity: Option<f64>,
@@ -202,7 +203,8 @@ impl Sources<'_> {
             }
         };
         let figures = &measured.figures;
-        let thousand = |number: u32| f64::from(number) / 1e3;
+        let thousand = |milli: u32| f64::from(milli) / 1e3;
+        let million = |mega: u32| f64::from(mega) * 1e6;
         let figures = GpuFigures {
             memory_total: figures.memory.map(|memory| memory.total.0),
             memory_reserved: figures.memory.map(|memory| memory.reserved.0),
@@ -210,7 +212,8 @@ impl Sources<'_> {
             memory_uncounted: measured.uncounted.map(|bytes| bytes.0),
             temperature_celsius: figures.temperature_celsius.map(f64::from),
             power_watts: figures.power_milliwatts.map(thousand),
-            sm_clock_hertz: figures.sm_clock_megahertz.map(|mega| f64::from(mega) * 1e6),
+            sm_clock_hertz: figures.sm_clock_megahertz.map(million),
+            memory_clock_hertz: figures.memory_clock_megahertz.map(million),
             activity: figures.busy_percent.map(|percent| f64::from(percent.min(100)) / 100.0),
             shares_activity: measured.of_servers,
         };
@@ -287,6 +290,7 @@ mod tests {
             temperature_celsius: Some(31),
             power_milliwatts: Some(70_500),
             sm_clock_megahertz: Some(1980),
+            memory_clock_megahertz: Some(2619),
             busy_percent: Some(40),
             ..Figures::default()
         };
@@ -368,8 +372,8 @@ mod tests {
         assert_eq!(gpus, expected, "the board in MIG mode is no device");
         let one = found.gpus.values().next().unwrap();
         assert_eq!(
-            (one.sm_clock_hertz, one.activity, one.memory_uncounted),
-            (Some(1.98e9), Some(0.4), Some(8))
+            (one.sm_clock_hertz, one.memory_clock_hertz, one.activity, one.memory_uncounted),
+            (Some(1.98e9), Some(2.619e9), Some(0.4), Some(8))
         );
     }
 

@@ -142,7 +142,8 @@ async fn each_pod_is_told_of_by_itself_on_a_whole_gpu_and_on_a_share() {
     let usable = of("gpu_memory_total_bytes", &board).zip(of("gpu_memory_reserved_bytes", &board));
     assert_eq!(of("claim_memory_limit_bytes", &my), usable.map(|(total, reserved)| total - reserved));
     assert_eq!(of("gpu_uncounted_memory_bytes", &board), Some(0.0));
-    for name in ["gpu_temperature_celsius", "gpu_power_watts", "gpu_sm_clock_hertz"] {
+    for name in ["gpu_temperature_celsius", "gpu_power_watts", "gpu_sm_clock_hertz", "gpu_memory_clock_hertz"]
+    {
         assert!(of(name, &board).is_some_and(|value| value > 0.0), "{name}");
     }
     assert!(!metrics.contains("# EOF"), "the text format, to whoever asks for nothing");
