@@ -14,7 +14,7 @@ use crate::manifests::{as_nobody, claim, gpu, on, user_of};
 use crate::monitoring::{Monitoring, SEEN, apply, milli};
 use crate::rig::{root, wait_until};
 use crate::shares::metrics::Work;
-use crate::test_cluster::{PATIENCE, TestCluster, is_ready};
+use crate::test_cluster::{PATIENCE, TestCluster, is_ready, minor_of};
 
 const NODE: &str = "node-a";
 const MEMORY: &str = "gpu_memory_ratio";
@@ -162,6 +162,73 @@ async fn pods_with_shares_are_scaled_by_their_own_memory_and_not_by_a_neighbours
     monitoring.wait_milli(MEMORY, "neighbour", 940..=960).await;
 
     drop((mine, second, others));
+    scaled.end();
+    monitoring.end();
+    cluster.end().await;
+}
+
+/// A process of this pod on its MIG device.
+async fn work_on_mig<'a>(cluster: &'a TestCluster, device: &str, pod: &Pod) -> Work<'a> {
+    let uuid = cluster.attribute(NODE, device, "uuid").await;
+    let state = cluster.state(NODE).await;
+    let boards = state["inventory"]["Found"]["gpus"].as_array().expect("the state tells the boards");
+    let mut instances = boards.iter().filter_map(|board| board["mig"]["On"].as_array()).flatten();
+    let own = instances.find(|one| one["uuid"] == uuid.as_str()).expect("the board has the instance");
+    let instance = own["gpu_instance"].as_u64().expect("NVML's id of the instance");
+    Work::on_mig(cluster, NODE, device, pod, instance)
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn pods_with_mig_devices_are_scaled_by_their_own_memory_and_not_by_a_neighbours() {
+    let test = "pods_with_mig_devices_are_scaled_by_their_own_memory_and_not_by_a_neighbours";
+    let cluster = cluster(test).await;
+    let monitoring = Monitoring::of(&cluster).await;
+    let scaled = Scaled::of(&cluster, "autoscale-mig").await;
+    let first = scaled.pods().await.remove(0);
+    let other = json!({"name": "mig", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": [
+        {"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '2g.20gb'"}}]}});
+    cluster.create(claim("neighbour", json!({"requests": [other]}))).await;
+    cluster.create(on(NODE, user_of("neighbour", "neighbour"))).await;
+    let neighbour = cluster.wait_ready("neighbour").await;
+    let own = scaled.device_of(&first).await;
+    let others = cluster.devices_of("neighbour").await.remove(0);
+    assert_eq!(minor_of(&own), minor_of(&others), "both are of one board");
+    let sizes = async |pod: &str| {
+        let of = format!("{{namespace=\"{}\",pod=\"{pod}\"}}", cluster.namespace);
+        let rows = monitoring.rows_of(&format!("tranche_claim_memory_limit_bytes{of}")).await;
+        let bytes = rows[0]["value"][1].as_str().and_then(|text| text.parse::<f64>().ok());
+        bytes.expect("a number") / 1_048_576.0
+    };
+    let (own_mib, others_mib) = (sizes(name(&first)).await, sizes("neighbour").await);
+    assert!(own_mib > 9_000.0 && others_mib > 1.9 * own_mib, "{own_mib} and {others_mib} MiB");
+    let part = |of: f64, all: f64| (of * all).round() as u32;
+
+    let mine = work_on_mig(&cluster, &own, &first).await;
+    mine.is(part(0.01, own_mib), 0, "compute");
+    scaled.wait_looked(5..=20).await;
+    let theirs = work_on_mig(&cluster, &others, &neighbour).await;
+    theirs.is(part(0.95, others_mib), 0, "compute");
+    monitoring.wait_milli(MEMORY, "neighbour", 940..=960).await;
+    // The autoscaler has looked since: it knows of what came later.
+    mine.is(part(0.2, own_mib), 0, "compute");
+    scaled.wait_looked(190..=210).await;
+    assert_eq!(scaled.replicas().await, Some(1), "a neighbour's load is not theirs");
+
+    mine.is(part(0.9, own_mib), 0, "compute");
+    let both = scaled.wait_pods(2).await;
+    let mut devices = Vec::new();
+    for pod in &both {
+        devices.push(scaled.device_of(pod).await);
+    }
+    assert!(devices[0] != devices[1] && minor_of(&devices[0]) == minor_of(&devices[1]), "{devices:?}");
+    scaled.wait_looked(440..=460).await;
+    assert_eq!(scaled.replicas().await, Some(2), "half of 0.9 is not too much for two");
+    mine.is(part(0.05, own_mib), 0, "compute");
+    scaled.wait_pods(1).await;
+    monitoring.wait_milli(MEMORY, "neighbour", 940..=960).await;
+
+    drop((mine, theirs));
     scaled.end();
     monitoring.end();
     cluster.end().await;

@@ -16,6 +16,8 @@ pub struct Work<'a> {
     node: String,
     device: String,
     pid: String,
+    /// NVML's id of the GPU instance, on a MIG device.
+    instance: Option<String>,
 }
 
 impl<'a> Work<'a> {
@@ -25,8 +27,16 @@ impl<'a> Work<'a> {
 
     pub fn on(cluster: &'a TestCluster, node: &str, device: &str, pod: &Pod, kind: &str) -> Self {
         let (node, device, pid) = (node.to_owned(), device.to_owned(), cluster.pid_of(node, pod).to_string());
-        let work = Self { cluster, node, device, pid };
+        let work = Self { cluster, node, device, pid, instance: None };
         work.is(100, 1, kind);
+        work
+    }
+
+    /// On a MIG device, of which NVML does not tell how busy it is.
+    pub fn on_mig(cluster: &'a TestCluster, node: &str, device: &str, pod: &Pod, instance: u64) -> Self {
+        let (node, device, pid) = (node.to_owned(), device.to_owned(), cluster.pid_of(node, pod).to_string());
+        let work = Self { cluster, node, device, pid, instance: Some(instance.to_string()) };
+        work.is(100, 0, "compute");
         work
     }
 
@@ -35,7 +45,9 @@ impl<'a> Work<'a> {
         let (minor, mib) = (minor_of(&self.device).to_string(), mib.to_string());
         let percent = percent.to_string();
         let words = ["process", "add", &minor, &self.pid, &mib, "--kind", kind, "--sm-util", &percent];
-        self.cluster.fake(&self.node, &[&words[..], &["--only-if-alive"]].concat());
+        let instance = self.instance.iter().flat_map(|id| ["--gi", id]);
+        let words: Vec<&str> = words.into_iter().chain(instance).chain(["--only-if-alive"]).collect();
+        self.cluster.fake(&self.node, &words);
     }
 }
 
