@@ -442,72 +442,67 @@ fn middle(mut waves: Vec<Wave>) -> Result<Wave> {
     Ok(wave)
 }
 
-fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
-    let mut rows = Vec::new();
-    for wave in waves {
-        let Wave {
-            what,
-            key,
-            allocated,
-            range,
-            bound,
-            flowing,
-            asked,
-            each,
-            touched,
-            over,
-            api_cpu,
-            controller,
-        } = wave;
-        let target = match controller {
-            Some(_) => format!("200; GPUs {}", ideal * 105 / 100),
-            None => String::new(),
-        };
-        let shown = |figure: f64| rounded(figure).to_string();
-        rows.push(vec![
-            (*what).to_owned(),
-            asked.map(|asked| format!("{:.1}", per_second(asked))).unwrap_or_default(),
-            match range {
-                None => format!("{:.1}", per_second(*allocated)),
-                Some((fastest, slowest)) => {
-                    let (most, least) = (per_second(*fastest), per_second(*slowest));
-                    format!("{:.1} ({least:.1} to {most:.1})", per_second(*allocated))
-                }
-            },
-            format!("{:.1}", per_second(*flowing)),
-            format!("{:.2}", allocated.as_secs_f64()),
-            format!("{:.0}", each.p50()),
-            format!("{:.0}", each.p99()),
-            bound.map(|bound| format!("{:.1}", per_second(bound))).unwrap_or_default(),
-            touched.to_string(),
-            ideal.to_string(),
-            over.to_string(),
-            shown(api_cpu.as_secs_f64()),
-            controller.map(|used| shown(used.cpu.as_secs_f64())).unwrap_or_default(),
-            controller.map(|used| format!("{:.1}", used.mib)).unwrap_or_default(),
-            target,
-        ]);
-        report.figure(&format!("{key}claims_per_s"), per_second(*allocated));
-        if let Some((fastest, slowest)) = range {
-            report.figure(&format!("{key}claims_per_s_most"), per_second(*fastest));
-            report.figure(&format!("{key}claims_per_s_least"), per_second(*slowest));
-        }
-        report.figure(&format!("{key}claims_per_s_from_the_first"), per_second(*flowing));
-        report.figure(&format!("{key}claim_allocated_p99_ms"), each.p99());
-        report.figure(&format!("{key}gpus_touched"), *touched as f64);
-        report.figure(&format!("{key}overcommitted"), *over as f64);
-        report.figure(&format!("{key}api_server_cpu_s"), api_cpu.as_secs_f64());
-        if let Some(asked) = asked {
-            report.figure(&format!("{key}asked_per_s"), per_second(*asked));
-        }
-        if let Some(bound) = bound {
-            report.figure(&format!("{key}bound_per_s"), per_second(*bound));
-        }
-        if let Some(Used { cpu, mib }) = controller {
-            report.figure(&format!("{key}controller_cpu_s"), cpu.as_secs_f64());
-            report.figure(&format!("{key}controller_rss_mib"), *mib);
-        }
+/// The wave's row of the table.
+fn row(wave: &Wave, ideal: usize) -> Vec<String> {
+    let target = match wave.controller {
+        Some(_) => format!("200; GPUs {}", ideal * 105 / 100),
+        None => String::new(),
+    };
+    let shown = |figure: f64| rounded(figure).to_string();
+    let rate = |took: Duration| format!("{:.1}", per_second(took));
+    let controller = wave.controller.as_ref();
+    vec![
+        wave.what.to_owned(),
+        wave.asked.map(rate).unwrap_or_default(),
+        match wave.range {
+            None => rate(wave.allocated),
+            Some((fastest, slowest)) => {
+                format!("{} ({} to {})", rate(wave.allocated), rate(slowest), rate(fastest))
+            }
+        },
+        rate(wave.flowing),
+        format!("{:.2}", wave.allocated.as_secs_f64()),
+        format!("{:.0}", wave.each.p50()),
+        format!("{:.0}", wave.each.p99()),
+        wave.bound.map(rate).unwrap_or_default(),
+        wave.touched.to_string(),
+        ideal.to_string(),
+        wave.over.to_string(),
+        shown(wave.api_cpu.as_secs_f64()),
+        controller.map(|used| shown(used.cpu.as_secs_f64())).unwrap_or_default(),
+        controller.map(|used| format!("{:.1}", used.mib)).unwrap_or_default(),
+        target,
+    ]
+}
+
+/// The wave's figures, for comparisons.
+fn figures(report: &mut Report, wave: &Wave) {
+    let mut figure = |name: &str, value: f64| report.figure(&format!("{}{name}", wave.key), value);
+    figure("claims_per_s", per_second(wave.allocated));
+    if let Some((fastest, slowest)) = wave.range {
+        figure("claims_per_s_most", per_second(fastest));
+        figure("claims_per_s_least", per_second(slowest));
     }
+    figure("claims_per_s_from_the_first", per_second(wave.flowing));
+    figure("claim_allocated_p99_ms", wave.each.p99());
+    figure("gpus_touched", wave.touched as f64);
+    figure("overcommitted", wave.over as f64);
+    figure("api_server_cpu_s", wave.api_cpu.as_secs_f64());
+    if let Some(asked) = wave.asked {
+        figure("asked_per_s", per_second(asked));
+    }
+    if let Some(bound) = wave.bound {
+        figure("bound_per_s", per_second(bound));
+    }
+    if let Some(Used { cpu, mib }) = &wave.controller {
+        figure("controller_cpu_s", cpu.as_secs_f64());
+        figure("controller_rss_mib", *mib);
+    }
+}
+
+fn tell(report: &mut Report, waves: &[Wave], ideal: usize) {
+    let rows: Vec<Vec<String>> = waves.iter().map(|wave| row(wave, ideal)).collect();
+    waves.iter().for_each(|wave| figures(report, wave));
     report.figure("gpus_ideal", ideal as f64);
     let what = format!("{CLAIMS} pods, each with a claim of {SHARE_GIB} GiB");
     let head = [
