@@ -428,12 +428,14 @@ fn the_old_name_of_a_value_is_understood() {
     assert!(daemonset(&yaml, "tranche-node").to_string().contains("--default-request=nothing"));
     let old = r#"controller={"enabled":true,"patience":{"passes":0,"keep":"93s"}}"#;
     let yaml = render(&helm(), &[old]).unwrap_or_else(|said| panic!("{said}"));
+    let all = objects(&yaml);
+    let controller = all.iter().find(|object| object["kind"] == "Deployment").expect("the controller");
     for (name, value) in [
         ("TRANCHE_MAX_OVERTAKES", "0"),
         ("TRANCHE_STARVATION_TIMEOUT", "60s"),
         ("TRANCHE_RESERVATION_DURATION", "93s"),
     ] {
-        let env = &pod(&yaml, "tranche-controller")["containers"][0]["env"];
+        let env = &controller["spec"]["template"]["spec"]["containers"][0]["env"];
         assert_eq!(by_name(env, name)["value"], value, "{name}");
     }
 }
