@@ -550,9 +550,26 @@ async fn a_class_that_is_missing_and_a_selector_that_matches_nothing_are_named()
     // A selector that one node's devices match.
     let first = "device.attributes['gpu.nvidia.com'].uuid == 'GPU-node-a-1'";
     exactly(&mut claim, "gpu.nvidia.com", json!([{"cel": {"expression": first}}]));
-    api.put("resourceclaims", claim);
+    api.put("resourceclaims", claim.clone());
     let said = answered(&api, "explain pod/odd -n ml").await;
     has(&said, &["waits (devices)", "node-a   gpu-1: whole GPU of claim ml/train; gpu-0: not selected\n"], 3);
+
+    // What shares can be granted is less than what the GPU has.
+    api.edit("resourceslices", |slice| {
+        for device in slice["spec"]["devices"].as_array_mut().unwrap() {
+            device["attributes"]["totalMemoryMiB"] = json!({"int": 81_920});
+            device["capacity"]["memory"] = json!({"value": "80791Mi"});
+        }
+    });
+    let hint = "select by device.attributes['gpu.nvidia.com'].totalMemoryMiB\n";
+    for (wanted, hinted) in [("80Gi", true), ("81Gi", false)] {
+        let text = format!("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('{wanted}')) >= 0");
+        exactly(&mut claim, "gpu.nvidia.com", json!([{"cel": {"expression": text}}]));
+        api.put("resourceclaims", claim.clone());
+        let said = answered(&api, "explain pod/odd -n ml").await;
+        has(&said, &["waits (selector)", "no device matches selector"], 3);
+        assert_eq!(said.contains(hint), hinted, "{wanted}: {said}");
+    }
 }
 
 #[tokio::test]
