@@ -1,7 +1,10 @@
 //! Limits the connections of a listening address that every peer can reach. A new connection never waits: when all
-//! slots are in use, the peer that has most of them loses one. So a flood from one address costs that address, and a
-//! connection that sends its request at once is served, however many others are idle.
+//! slots are in use, the peer that has most of them loses one: of several such, one that is between requests, and of
+//! these the oldest. A connection that is being answered, and one that comes from the node itself, goes last. So a flood
+//! from one address costs that address, and a connection that sends its request at once is served, however many others
+//! are idle.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +24,8 @@ pub struct Limits {
     pub per_peer: usize,
     /// What all requests that are being received may hold together.
     pub bytes: usize,
+    /// So long an answer may take before its connection may be ended for another; none: it never is.
+    pub answer: Option<Duration>,
 }
 
 /// The slots of one listening address. Clones share them.
@@ -46,6 +51,8 @@ struct OpenConnections {
 #[derive(Debug)]
 struct OpenConnection {
     peer: IpAddr,
+    /// From the address that it has reached: somebody on the node itself, as kubelet is.
+    is_own: bool,
     phase: Phase,
     since: Instant,
     bytes: usize,
@@ -60,7 +67,7 @@ enum Phase {
     Waiting,
     /// A request is coming in.
     Receiving,
-    /// It is there and is being answered: not to be ended for anybody.
+    /// It is there and is being answered: see [`Limits::answer`].
     Answering,
 }
 
@@ -69,6 +76,7 @@ enum Phase {
 pub struct ConnectionSlot {
     table: Arc<SlotTable>,
     id: u64,
+    peer: IpAddr,
     leave: Arc<Notify>,
 }
 
@@ -79,6 +87,12 @@ impl ConnectionSlots {
 
     /// Takes a slot for a connection of the peer. None: all connections of the peer are being answered; close the new one.
     pub fn enter(&self, peer: IpAddr) -> Option<ConnectionSlot> {
+        self.enter_at(peer, None)
+    }
+
+    /// The same for a connection to one of this node's addresses, which is told from those of others.
+    pub fn enter_at(&self, peer: IpAddr, reached: Option<IpAddr>) -> Option<ConnectionSlot> {
+        let is_own = reached.is_some_and(|reached| reached.to_canonical() == peer.to_canonical());
         let (peer, limits) = (network(peer), self.0.limits);
         let mut connections = self.0.lock();
         // Those that were told to go need their turn to do so.
@@ -91,6 +105,7 @@ impl ConnectionSlots {
         connections.next += 1;
         let connection = OpenConnection {
             peer,
+            is_own,
             phase: Phase::Waiting,
             since: Instant::now(),
             bytes: 0,
@@ -98,7 +113,7 @@ impl ConnectionSlots {
             leaving: false,
         };
         connections.open.insert(id, connection);
-        Some(ConnectionSlot { table: self.0.clone(), id, leave })
+        Some(ConnectionSlot { table: self.0.clone(), id, peer, leave })
     }
 
     /// Connections that were ended or refused for want of a slot, since the last call.
@@ -119,31 +134,33 @@ impl OpenConnections {
     }
 
     fn free_slot(&mut self, peer: IpAddr, limits: Limits) -> bool {
-        // Address, how many it has, and its first: the newcomer counts with his address.
-        let mut peers: HashMap<IpAddr, (usize, u64)> = HashMap::new();
+        // How many each address has: the newcomer counts with his.
+        let mut counts: HashMap<IpAddr, usize> = HashMap::from([(peer, 1)]);
         let mut all = 0;
-        for (id, connection) in self.staying() {
-            peers.entry(connection.peer).or_insert((0, *id)).0 += 1;
+        for (_, connection) in self.staying() {
+            *counts.entry(connection.peer).or_default() += 1;
             all += 1;
         }
-        let own = peers.entry(peer).or_insert((0, u64::MAX));
-        own.0 += 1;
-        let heaviest = match own.0 > limits.per_peer {
-            true => Some(peer),
-            false if all < limits.all => None,
-            false => {
-                let most = peers.iter().max_by_key(|(_, (count, first))| (*count, std::cmp::Reverse(*first)));
-                most.map(|(peer, _)| *peer)
-            }
+        let count = |of: IpAddr| counts.get(&of).copied().unwrap_or(0);
+        let only_own = count(peer) > limits.per_peer;
+        if !only_own && all < limits.all {
+            return true;
+        }
+        let of = |connection: &OpenConnection| {
+            let patience = match connection.phase {
+                Phase::Waiting => Some(Duration::ZERO),
+                Phase::Receiving if connection.peer == peer => Some(PROMPT),
+                Phase::Receiving => Some(Duration::ZERO),
+                Phase::Answering => limits.answer,
+            };
+            patience.is_some_and(|patience| connection.since.elapsed() >= patience)
         };
-        let Some(heaviest) = heaviest else { return true };
-        let of = |phase: Phase, age: Duration| {
-            let mut all = self.staying().filter(|(_, connection)| connection.peer == heaviest);
-            all.find(|(_, connection)| connection.phase == phase && connection.since.elapsed() >= age)
-                .map(|(id, _)| *id)
-        };
-        let patience = if heaviest == peer { PROMPT } else { Duration::ZERO };
-        let victim = of(Phase::Waiting, Duration::ZERO).or_else(|| of(Phase::Receiving, patience));
+        let candidates =
+            self.staying().filter(|(_, one)| (!only_own || one.peer == peer) && of(one)).map(|(id, one)| {
+                let last = (one.is_own, one.phase == Phase::Answering);
+                ((last, Reverse(count(one.peer)), one.phase != Phase::Waiting, *id), *id)
+            });
+        let victim = candidates.min().map(|(_, id)| id);
         victim.is_some_and(|victim| self.send_away(victim))
     }
 
@@ -189,6 +206,11 @@ impl OpenConnections {
 }
 
 impl ConnectionSlot {
+    /// Whose it is: of an IPv6 address the network.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
     /// Returns when the connection must end so that others get its slot.
     pub async fn given_up(&self) {
         self.leave.notified().await;
@@ -254,7 +276,7 @@ fn network(peer: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { all: 8, per_peer: 6, bytes: 100 };
+    const LIMITS: Limits = Limits { all: 8, per_peer: 6, bytes: 100, answer: None };
 
     fn peer(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
@@ -296,6 +318,45 @@ mod tests {
         // Another address finds room, and takes it where none is left from what only comes in.
         let others: Vec<_> = (2..5).map(|last| table.enter(peer(last)).unwrap()).collect();
         assert_eq!(others.len(), 3);
+    }
+
+    #[tokio::test]
+    async fn of_many_addresses_those_that_are_answered_and_the_nodes_own_go_last() {
+        let table = ConnectionSlots::new(Limits { answer: Some(Duration::ZERO), ..LIMITS });
+        let here = peer(200);
+        let own = table.enter_at(here, Some(here)).unwrap();
+        let answered = table.enter_at(peer(1), Some(here)).unwrap();
+        answered.answering();
+        let receiving = table.enter_at(peer(2), Some(here)).unwrap();
+        receiving.receiving();
+        let idle: Vec<_> = (3..8).map(|last| table.enter_at(peer(last), Some(here)).unwrap()).collect();
+        // Each newcomer is answered at once: nobody who only waits is left in the end.
+        let newcomer = |last: u8| {
+            let slot = table.enter_at(peer(last), Some(here)).unwrap();
+            slot.answering();
+            slot
+        };
+        let busy: Vec<_> = (10..15).map(newcomer).collect();
+        for slot in &idle {
+            assert!(is_sent_away(slot).await);
+        }
+        drop(idle);
+        assert!(!is_sent_away(&receiving).await);
+        let sixth = newcomer(20);
+        assert!(is_sent_away(&receiving).await && !is_sent_away(&answered).await);
+        drop(receiving);
+        let seventh = newcomer(21);
+        assert!(is_sent_away(&answered).await, "the oldest, where all are being answered");
+        drop(answered);
+        assert!(!is_sent_away(&own).await, "the node's own goes last, whatever it does");
+        // Of the node's own there are not more than of others.
+        let mut more = vec![own];
+        for _ in 0..20 {
+            more.push(table.enter_at(here, Some(here)).unwrap());
+            more.retain(|slot| !slot.table.lock().open[&slot.id].leaving);
+        }
+        assert_eq!(more.len(), LIMITS.per_peer);
+        drop((busy, sixth, seventh));
     }
 
     #[tokio::test]

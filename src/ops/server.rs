@@ -22,7 +22,9 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::metrics::counter::Counter;
@@ -42,11 +44,13 @@ use super::readiness::Readiness;
 use super::scrape::Scrapes;
 
 /// Kubelet's probes come one at a time, each with a connection of its own.
-const HEALTH: Limits = Limits { all: 32, per_peer: 16, bytes: 0 };
+const HEALTH: Limits = Limits { all: 32, per_peer: 16, bytes: 0, answer: ANSWER };
 /// Scrapers, and whoever looks from outside.
-const OPEN: Limits = Limits { all: 64, per_peer: 16, bytes: 0 };
+const OPEN: Limits = Limits { all: 64, per_peer: 16, bytes: 0, answer: ANSWER };
 /// People in the pod.
-const PRIVATE: Limits = Limits { all: 16, per_peer: 16, bytes: 0 };
+const PRIVATE: Limits = Limits { all: 16, per_peer: 16, bytes: 0, answer: ANSWER };
+/// Whoever takes longer to take an answer may lose it to others.
+const ANSWER: Option<Duration> = Some(Duration::from_secs(1));
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
 const BODY_BYTES_MAX: usize = 4 * 1024;
@@ -229,8 +233,8 @@ impl Endpoint {
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
-                Ok((stream, peer)) => {
-                    if let Some(slot) = self.slots.enter(peer) {
+                Ok((stream, peer, reached)) => {
+                    if let Some(slot) = self.slots.enter_at(peer, reached) {
                         connections.spawn(connection(stream, self.router.clone(), slot));
                     }
                     self.dropped.inc_by(self.slots.take_dropped());
@@ -243,13 +247,18 @@ impl Endpoint {
         while connections.join_next().await.is_some() {}
     }
 
-    async fn accept(&self) -> io::Result<(Stream, IpAddr)> {
+    /// A connection, whose it is, and the address that it has reached.
+    async fn accept(&self) -> io::Result<(Stream, IpAddr, Option<IpAddr>)> {
         match &self.listener {
-            Either::Left(tcp) => tcp.accept().await.map(|(stream, peer)| (Either::Left(stream), peer.ip())),
+            Either::Left(tcp) => {
+                let (stream, peer) = tcp.accept().await?;
+                let reached = stream.local_addr().ok().map(|address| address.ip());
+                Ok((Either::Left(stream), peer.ip(), reached))
+            }
             // Whoever may open the socket is one of us.
             Either::Right(unix) => {
                 let here = IpAddr::from([0, 0, 0, 0]);
-                unix.accept().await.map(|(stream, _)| (Either::Right(stream), here))
+                unix.accept().await.map(|(stream, _)| (Either::Right(stream), here, None))
             }
         }
     }
@@ -262,6 +271,13 @@ async fn pause_after(error: &io::Error) {
 
 /// One connection, one request: probes and scrapers come seldom, and idle ones would hold a place.
 async fn connection(stream: Stream, router: Router, slot: ConnectionSlot) {
+    let (slot, router) = (Arc::new(slot), TowerToHyperService::new(router));
+    let answered = slot.clone();
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        // Its headers are there.
+        answered.answering();
+        router.call(request)
+    });
     let serving = http1::Builder::new()
         .keep_alive(false)
         // Whoever has said all that there is to say, as `nc` does, is answered all the same.
@@ -270,7 +286,7 @@ async fn connection(stream: Stream, router: Router, slot: ConnectionSlot) {
         .header_read_timeout(REQUEST_DEADLINE)
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         served = tokio::time::timeout(CONNECTION_DEADLINE, serving) => match served {
             Ok(Ok(())) => {}

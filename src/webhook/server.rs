@@ -37,7 +37,7 @@ use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// An API server has a connection for each review under way, and keeps them. Bodies that are being received are four
 /// of the largest, or a thousand ordinary ones.
-const LIMITS: Limits = Limits { all: 256, per_peer: 192, bytes: 4 * BODY_BYTES_MAX };
+const LIMITS: Limits = Limits { all: 256, per_peer: 192, bytes: 4 * BODY_BYTES_MAX, answer: None };
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 64;
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);

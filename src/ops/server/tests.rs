@@ -226,6 +226,41 @@ async fn idle_connections_hold_up_nobody() {
     }
 }
 
+/// A probe that is under way is answered, whoever else comes meanwhile, and from how many addresses.
+#[tokio::test]
+async fn connections_from_many_addresses_end_no_probe_that_is_under_way() {
+    let running = start().await;
+    for door in [running.health, running.address] {
+        // Kubelet's, from the node's own address.
+        let mut probe = TcpStream::connect(door).await.unwrap();
+        probe.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();
+        let mut others = Vec::new();
+        for nth in 0..200_u8 {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from(([127, 0, 1, nth], 0))).unwrap();
+            others.push(socket.connect(door).await.unwrap());
+        }
+        // All of them have been let in, or not.
+        let line = "tranche_ops_dropped_connections_total{door=\"open\"} ";
+        let end = std::time::Instant::now() + DEADLINE;
+        let is_full = async || {
+            let stream = UnixStream::connect(running.dir.path().join("private/ops.sock")).await.unwrap();
+            let (_, text) = read(&exchange(stream, &request("GET", "/metrics", "")).await);
+            let of = if door == running.health { line.replace("open", "health") } else { line.to_owned() };
+            let count = text.lines().find_map(|text| text.strip_prefix(&of)?.parse::<u32>().ok());
+            count.is_some_and(|count| count >= 200 - 64)
+        };
+        while !is_full().await {
+            assert!(std::time::Instant::now() < end, "nobody is turned away");
+        }
+        let answer = exchange(probe, "host: x\r\n\r\n").await;
+        assert_eq!(read(&answer), (200, "ok\n".to_owned()), "{answer}");
+        // And others are still served.
+        assert_eq!(running.probe("/healthz").await.0, 200);
+        assert_eq!(running.ask("GET", "/healthz", "").await.0, 200);
+    }
+}
+
 #[tokio::test]
 async fn draining_is_not_ready_and_ends_the_server() {
     let mut running = start().await;
