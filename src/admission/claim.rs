@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::classes::{ClassAmount, KnownClasses, Whose};
 use super::review::Problem;
+use super::selectors::SelectorBudget;
 use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
@@ -77,7 +78,12 @@ impl Config<'_> {
 }
 
 /// Everything that is wrong with a claim's spec, which stands at `at` of its object.
-pub(super) fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> {
+pub(super) fn problems(
+    spec: &Value,
+    at: &str,
+    classes: &KnownClasses,
+    budget: &mut SelectorBudget,
+) -> Vec<Problem> {
     let devices = &spec["devices"];
     let at = format!("{at}.devices");
     if let Some(problem) = longer_than_any(devices, &at) {
@@ -98,7 +104,7 @@ pub(super) fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Pr
         found.push(problem);
         return found;
     }
-    found.extend(selectors::problems(&format!("{at}.requests"), texts(&requests)));
+    found.extend(selectors::problems(&format!("{at}.requests"), texts(&requests), budget));
     found.extend(beside_shares(&requests));
     found.extend(configs.iter().filter_map(|config| misplaced(config, &requests)));
     found
@@ -412,6 +418,10 @@ mod tests {
             "kind": {"group": "resource.k8s.io", "version": "v1", "kind": kind},
             "object": object, "oldObject": old}});
         validate(&serde_json::to_vec(&body).unwrap(), &known()).unwrap()
+    }
+
+    fn all() -> SelectorBudget {
+        SelectorBudget::of(u64::MAX)
     }
 
     /// A class of the scheduler's, and one of the controller's.
@@ -827,7 +837,11 @@ mod tests {
         let whole = serde_json::from_value(json!({"metadata": {"name": "a-whole"}, "spec": {}})).unwrap();
         let known = KnownClasses::of_some(&[whole]);
         let spec = |class: &str| json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": class}}]}});
-        assert_eq!(problems(&spec(SHARED_CLASS), "spec", &known), [], "it may say how much by itself");
+        assert_eq!(
+            problems(&spec(SHARED_CLASS), "spec", &known, &mut all()),
+            [],
+            "it may say how much by itself"
+        );
         for class in [SHARED_CLASS, "z-small"] {
             assert_eq!(warning(&spec(class), &known), Some(messages::CLASS_NOT_READ), "{class}");
         }
@@ -867,7 +881,7 @@ mod tests {
         let says = |fields: Value| json!([{"opaque": share(json!([]), fields)["opaque"]}]);
         let devices = json!({"requests": [shared("gpu")]});
         let problems_with =
-            |known: &KnownClasses| problems(&json!({"devices": devices}), "spec", known).len();
+            |known: &KnownClasses| problems(&json!({"devices": devices}), "spec", known, &mut all()).len();
         assert_eq!(problems_with(&KnownClasses::of(&[class(json!([]))])), 1);
         assert_eq!(problems_with(&KnownClasses::of(&[class(says(json!({"compute": 5})))])), 1);
         assert_eq!(problems_with(&KnownClasses::of(&[class(says(json!({"memory": "1Gi"})))])), 0);

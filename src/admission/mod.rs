@@ -29,13 +29,14 @@ use serde_json::Value;
 
 pub use classes::{ClassAmount, KnownClasses};
 pub use review::{Answer, Problem, ReviewError, Subject, Verdict};
+pub use selectors::{REVIEW_UNITS_MAX, SelectorBudget};
 pub use share::{SHARE_ANNOTATION, ShareAnnotationError, UNCOUNTED, claim_spec, template_spec};
 
 use review::{Decision, Operation, Request};
 
 /// Everything that is wrong with a claim's spec, which stands at `at` of its object: what [`validate`] would refuse.
 pub fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> {
-    claim::problems(spec, at, classes)
+    claim::problems(spec, at, classes, &mut SelectorBudget::of(u64::MAX))
 }
 
 /// Checks a claim or a template.
@@ -43,14 +44,27 @@ pub fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> 
 /// # Errors
 /// The body is no review that can be answered.
 pub fn validate(body: &[u8], classes: &KnownClasses) -> Result<Answer, ReviewError> {
+    validate_within(body, classes, |_| SelectorBudget::of(u64::MAX)).map(|(answer, _)| answer)
+}
+
+/// The same, with a budget for the selectors, which is asked for by the namespace of the request, if at all. Gives what
+/// became of it.
+///
+/// # Errors
+/// The body is no review that can be answered.
+pub fn validate_within(
+    body: &[u8],
+    classes: &KnownClasses,
+    budget: impl FnOnce(&str) -> SelectorBudget,
+) -> Result<(Answer, Option<SelectorBudget>), ReviewError> {
     let request = Request::read(body)?;
     let below = match request.subject() {
         Subject::Claim => "",
         Subject::Template => "spec.",
-        Subject::Pod | Subject::Other => return Ok(request.answer(Decision::Allow)),
+        Subject::Pod | Subject::Other => return Ok((request.answer(Decision::Allow), None)),
     };
     if let Some(problem) = request.too_much() {
-        return Ok(request.answer(Decision::Refuse(vec![problem])));
+        return Ok((request.answer(Decision::Refuse(vec![problem])), None));
     }
     fn spec<'a>(object: &'a Value, below: &str) -> &'a Value {
         match below {
@@ -59,19 +73,23 @@ pub fn validate(body: &[u8], classes: &KnownClasses) -> Result<Answer, ReviewErr
         }
     }
     let (new, old) = (spec(&request.object, below), spec(&request.old_object, below));
+    let mut spent = None;
     let decision = match request.operation {
         _ if request.is_of_subresource() => Decision::Allow,
         Operation::Update if new == old => Decision::Allow,
         Operation::Create | Operation::Update => {
-            match claim::problems(new, &format!("{below}spec"), classes) {
-                problems if problems.is_empty() => claim::warning(new, classes)
-                    .map_or(Decision::Allow, |words| Decision::Warn(words.to_owned())),
-                problems => Decision::Refuse(problems),
+            let budget = spent.insert(budget(&request.namespace));
+            let problems = claim::problems(new, &format!("{below}spec"), classes, budget);
+            let untried = budget.is_short().then_some(messages::SELECTORS_UNTRIED);
+            let warnings = claim::warning(new, classes).into_iter().chain(untried);
+            match problems.is_empty() {
+                true => Decision::Warn(warnings.map(str::to_owned).collect()),
+                false => Decision::Refuse(problems),
             }
         }
         Operation::Delete | Operation::Connect => Decision::Allow,
     };
-    Ok(request.answer(decision))
+    Ok((request.answer(decision), spent))
 }
 
 /// Gives a new pod with KAI's annotations its claim, and what makes pods of a template (a Job) the template of one. Doing

@@ -130,8 +130,8 @@ pub struct Problem {
 #[derive(Debug)]
 pub(super) enum Decision {
     Allow,
-    /// Left as it is, with a word to its author.
-    Warn(String),
+    /// Left as it is, with words to its author, if there are any.
+    Warn(Vec<String>),
     /// Changed, perhaps with words to its author.
     Change(Patch, Vec<String>),
     Refuse(Vec<Problem>),
@@ -229,7 +229,9 @@ impl Request {
         let verdict = match decision {
             Decision::Allow => Verdict::Allowed,
             Decision::Warn(words) => {
-                response["warnings"] = json!([shortened(words)]);
+                if !words.is_empty() {
+                    response["warnings"] = words.into_iter().map(shortened).collect();
+                }
                 Verdict::Allowed
             }
             Decision::Change(patch, _) if patch.0.is_empty() => Verdict::Allowed,

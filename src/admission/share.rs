@@ -124,8 +124,7 @@ pub fn template_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::KnownClasses;
-    use crate::admission::claim::problems;
+    use crate::admission::{KnownClasses, problems};
 
     #[test]
     fn the_claim_says_what_the_annotation_says_and_passes_the_webhook() {

@@ -26,20 +26,33 @@ pub(super) const FAILURE: u64 = 50;
 const ELEMENT_BYTES: usize = 32;
 
 /// What one evaluation has cost.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Meter {
     ticks: u64,
+    /// It may have.
+    most: u64,
     bytes: usize,
 }
 
+impl Default for Meter {
+    fn default() -> Self {
+        Self::within(u64::MAX)
+    }
+}
+
 impl Meter {
+    /// So many ticks, and never more than [`COST_MAX`].
+    pub fn within(ticks: u64) -> Self {
+        Self { ticks: 0, most: ticks.min(COST_MAX * TICKS_PER_UNIT), bytes: 0 }
+    }
+
     pub fn ticks(&self) -> u64 {
         self.ticks
     }
 
     pub fn pay(&mut self, ticks: u64) -> Result<(), Trouble> {
         self.ticks = self.ticks.saturating_add(ticks);
-        if self.ticks > COST_MAX * TICKS_PER_UNIT { Err(Trouble::Costs) } else { Ok(()) }
+        if self.ticks > self.most { Err(Trouble::Costs) } else { Ok(()) }
     }
 
     /// So many bytes of text are read.

@@ -30,9 +30,9 @@ impl From<String> for Trouble {
 
 type Found<'a> = Result<Value<'a>, Trouble>;
 
-/// What a whole expression says of a device, and what that has cost, in ticks.
-pub fn truth(expr: &Expr, device: &DeviceFacts) -> (Result<bool, Trouble>, u64) {
-    let mut run = Run { device, locals: Vec::new(), meter: Meter::default() };
+/// What a whole expression says of a device for so many ticks at most, and what that has cost, in ticks.
+pub fn truth(expr: &Expr, device: &DeviceFacts, most: u64) -> (Result<bool, Trouble>, u64) {
+    let mut run = Run { device, locals: Vec::new(), meter: Meter::within(most) };
     let found = match run.value(expr) {
         Ok(Value::Bool(truth)) => Ok(truth),
         Ok(other) => {

@@ -151,16 +151,24 @@ impl Selector {
 
     /// The same, and what it has cost, in ticks: [`TICKS_PER_UNIT`].
     pub fn look(&self, device: &DeviceFacts) -> (Result<bool, SelectError>, u64) {
-        let (found, cost) = eval::truth(&self.expr, device);
-        let found = found.map_err(|trouble| {
-            let text = self.text.clone();
-            match trouble {
-                eval::Trouble::Fails(what) => SelectError::Failed { text, what },
-                eval::Trouble::Costs => SelectError::TooCostly { text },
-                eval::Trouble::Swells => SelectError::TooLarge { text },
-            }
-        });
-        (found, cost)
+        let (found, cost) = eval::truth(&self.expr, device, u64::MAX);
+        (found.map_err(|trouble| self.error(trouble)), cost)
+    }
+
+    /// The same for so many ticks at most. None: they are spent, and would have been more.
+    pub fn look_within(&self, device: &DeviceFacts, most: u64) -> (Option<Result<bool, SelectError>>, u64) {
+        let (found, cost) = eval::truth(&self.expr, device, most);
+        let is_cut = matches!(found, Err(eval::Trouble::Costs)) && most < COST_MAX * TICKS_PER_UNIT;
+        ((!is_cut).then(|| found.map_err(|trouble| self.error(trouble))), cost)
+    }
+
+    fn error(&self, trouble: eval::Trouble) -> SelectError {
+        let text = self.text.clone();
+        match trouble {
+            eval::Trouble::Fails(what) => SelectError::Failed { text, what },
+            eval::Trouble::Costs => SelectError::TooCostly { text },
+            eval::Trouble::Swells => SelectError::TooLarge { text },
+        }
     }
 
     /// What of a device the answer depends on; devices that agree in it get the same answer.

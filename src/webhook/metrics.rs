@@ -20,7 +20,7 @@ struct RequestLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct UnreadLabels {
+struct ReasonLabels {
     reason: &'static str,
 }
 
@@ -29,7 +29,8 @@ struct UnreadLabels {
 pub struct WebhookMetrics {
     requests: Family<RequestLabels, Counter>,
     decisions: Histogram,
-    unread: Family<UnreadLabels, Counter>,
+    unread: Family<ReasonLabels, Counter>,
+    untried: Family<ReasonLabels, Counter>,
     pub failed_handshakes: Counter,
     pub dropped_connections: Counter,
     /// Seconds since 1970; 0 without a certificate.
@@ -45,6 +46,7 @@ impl WebhookMetrics {
             requests: Family::default(),
             decisions: Histogram::new(DECISION_SECONDS),
             unread: Family::default(),
+            untried: Family::default(),
             failed_handshakes: Counter::default(),
             dropped_connections: Counter::default(),
             certificate_not_after: FloatGauge::default(),
@@ -58,7 +60,10 @@ impl WebhookMetrics {
             }
         }
         for reason in ["too_large", "no_room", "too_slow"] {
-            drop(metrics.unread.get_or_create(&UnreadLabels { reason }));
+            drop(metrics.unread.get_or_create(&ReasonLabels { reason }));
+        }
+        for reason in ["namespace", "peer", "all", "review", "queue"] {
+            drop(metrics.untried.get_or_create(&ReasonLabels { reason }));
         }
         metrics.register_requests(registry);
         metrics.register_certificates(registry);
@@ -74,7 +79,12 @@ impl WebhookMetrics {
 
     /// A request was turned away without being read: it was `too_large`, there was `no_room`, or it came `too_slow`.
     pub fn unread(&self, reason: &'static str) {
-        self.unread.get_or_create(&UnreadLabels { reason }).inc();
+        self.unread.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// A claim was answered without a try of all its selectors: a budget was spent, or too many waited for their turn.
+    pub fn untried(&self, reason: &'static str) {
+        self.untried.get_or_create(&ReasonLabels { reason }).inc();
     }
 
     fn register_requests(&self, registry: &mut Registry) {
@@ -97,6 +107,11 @@ impl WebhookMetrics {
             "webhook_unread_requests",
             "Requests to the webhook that were refused without being read, by reason",
             self.unread.clone(),
+        );
+        registry.register(
+            "webhook_untried_selectors",
+            "Claims that were answered before all of their selectors were tried, by what was spent",
+            self.untried.clone(),
         );
         registry.register(
             "webhook_dropped_connections",
@@ -150,6 +165,7 @@ mod tests {
             "tranche_webhook_bundle_writes_total 0",
             "tranche_webhook_unread_requests_total{reason=\"too_large\"} 1",
             "tranche_webhook_dropped_connections_total 0",
+            "tranche_webhook_untried_selectors_total{reason=\"queue\"} 0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is missing from\n{text}");
         }

@@ -1,8 +1,10 @@
 //! The webhook server: HTTPS for the API server, and the certificates that it is trusted by.
 //!
 //! ```text
-//! API server ─TLS→ server ─→ admission::validate, admission::mutate ─→ answer
-//!                    ↑ which certificate, at each handshake
+//! API server ─TLS→ server ─→ admission::mutate ─→ answer
+//!                    ↑  └──→ validator, one at a time on a thread beside ─→ admission::validate ─→ answer
+//!                    │          └ selector_budgets: what selectors may cost, of each namespace and caller
+//!                    │ which certificate, at each handshake
 //!     CertificateResolver ←─ renewer ─→ Secret with CA and certificate (shared by all replicas)
 //!                                  └──→ caBundle of the webhook configurations, watched
 //! ```
@@ -30,7 +32,9 @@ mod certificate_resolver;
 pub mod config;
 mod metrics;
 mod run;
+mod selector_budgets;
 mod server;
+mod validator;
 
 use std::io;
 use std::net::SocketAddr;

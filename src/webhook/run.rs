@@ -47,7 +47,7 @@ pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), Webhoo
     let WebhookSettings { address, certificates, callers, timing } = settings;
     let certificate_resolver = CertificateResolver::default();
     let (classes, known) = watch::channel(Arc::new(KnownClasses::default()));
-    let handler = ReviewHandler { classes: known, metrics: metrics.clone() };
+    let handler = ReviewHandler::new(known, metrics.clone());
     let bound = Bound::bind(address, certificate_resolver.clone(), callers, handler).await?;
     info!(address = ?bound.address(), "webhooks are served");
     let certificate_renewer =

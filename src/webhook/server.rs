@@ -29,7 +29,8 @@ use super::callers::Guard;
 use super::certificate_resolver::CertificateResolver;
 use super::config::{Callers, Timing};
 use super::metrics::WebhookMetrics;
-use crate::admission::{self, Answer, KnownClasses, ReviewError, Verdict};
+use super::validator::{Decided, Validator};
+use crate::admission::{self, Answer, KnownClasses, Verdict};
 use crate::model::error_chain;
 use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 
@@ -58,8 +59,9 @@ const PATHS: &str = "POST /validate, /mutate\n";
 /// Answers the reviews.
 #[derive(Clone)]
 pub(super) struct ReviewHandler {
-    pub classes: watch::Receiver<Arc<KnownClasses>>,
-    pub metrics: WebhookMetrics,
+    classes: watch::Receiver<Arc<KnownClasses>>,
+    metrics: WebhookMetrics,
+    validator: Validator,
 }
 
 /// A server that has its address and does not answer yet.
@@ -261,6 +263,11 @@ async fn body(slot: &ConnectionSlot, body: Incoming) -> Result<Vec<u8>, Unread> 
 }
 
 impl ReviewHandler {
+    pub fn new(classes: watch::Receiver<Arc<KnownClasses>>, metrics: WebhookMetrics) -> Self {
+        let validator = Validator::new(metrics.clone());
+        Self { classes, metrics, validator }
+    }
+
     async fn answer(&self, slot: &ConnectionSlot, request: hyper::Request<Incoming>) -> Response {
         let (head, incoming) = request.into_parts();
         let is_mutation = match head.uri.path() {
@@ -277,11 +284,21 @@ impl ReviewHandler {
         let answer = match read.unwrap_or(Err(Unread::Slow)) {
             Ok(bytes) => {
                 slot.answering();
-                let classes = self.classes.borrow().clone();
-                self.answered(|| match is_mutation {
-                    true => admission::mutate(&bytes),
-                    false => admission::validate(&bytes, &classes),
-                })
+                match is_mutation {
+                    // Cheap, and pods wait for it.
+                    true => {
+                        let start = Instant::now();
+                        let answer = admission::mutate(&bytes);
+                        self.answered(Decided { answer, took: start.elapsed() })
+                    }
+                    false => {
+                        let classes = self.classes.borrow().clone();
+                        match self.validator.check(slot.peer(), bytes, classes).await {
+                            Some(decided) => self.answered(decided),
+                            None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                        }
+                    }
+                }
             }
             Err(unread) => {
                 unread.label().into_iter().for_each(|reason| self.metrics.unread(reason));
@@ -292,14 +309,12 @@ impl ReviewHandler {
         answer
     }
 
-    fn answered(&self, decide: impl FnOnce() -> Result<Answer, ReviewError>) -> Response {
-        let start = Instant::now();
-        let answer = decide();
+    fn answered(&self, Decided { answer, took }: Decided) -> Response {
         let (subject, verdict) = match &answer {
             Ok(answer) => (answer.subject.as_str(), answer.verdict.as_str()),
             Err(_) => ("other", "malformed"),
         };
-        self.metrics.request(subject, verdict, start.elapsed());
+        self.metrics.request(subject, verdict, took);
         match answer {
             Ok(Answer { verdict, object, review, .. }) => {
                 let uid = review["response"]["uid"].as_str();

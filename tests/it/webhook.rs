@@ -428,6 +428,77 @@ async fn a_share_of_kube_schedulers_with_a_forgotten_unit_is_refused() {
     replica.stop().await;
 }
 
+/// A claim of one request with this selector.
+fn selected(selector: &str, memory: &str) -> Value {
+    let mut claim = claim(memory);
+    claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] =
+        json!([{"cel": {"expression": selector}}]);
+    claim
+}
+
+/// The review of a claim that somebody in the namespace creates.
+fn review_of(namespace: &str, claim: &Value) -> Vec<u8> {
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u", "operation": "CREATE", "namespace": namespace,
+        "kind": {"group": CLAIM.0, "version": "v1", "kind": CLAIM.1}, "object": claim}});
+    review.to_string().into_bytes()
+}
+
+/// A tenant asks again and again whether such a claim would be taken. What the API server asks of others meanwhile is
+/// answered before it gives up.
+#[tokio::test]
+async fn claims_with_dear_selectors_hold_up_nobody() {
+    const API_SERVER_WAITS: Duration = Duration::from_secs(3);
+    const FLOOD: usize = 40;
+    let api = cluster();
+    let replica = Arc::new(start(&api, own(SHORT * 360)));
+    replica.until_ready().await;
+    let bundle = Arc::new(secret(&api)["ca.crt"].0.clone());
+    let ten = "[0,1,2,3,4,5,6,7,8,9]";
+    let dear = (0..8).fold("false".to_owned(), |inner, nth| format!("{ten}.exists(x{nth}, {inner})"));
+    let body = Arc::new(review_of("evil", &selected(&dear, "1Gi")));
+    let mut flood = JoinSet::new();
+    for _ in 0..FLOOD {
+        let (replica, bundle, body) = (replica.clone(), bundle.clone(), body.clone());
+        flood.spawn(async move { replica.post(&bundle, "/validate", &body).await });
+    }
+    // The first of them is there, and being looked at or answered.
+    let begin = Instant::now();
+    for nth in 0..4 {
+        let pod = json!({"metadata": {"name": "p", "annotations": {"gpu-memory": "2000"}},
+            "spec": {"containers": [{"name": "main"}]}});
+        let asked = Instant::now();
+        let changed = replica.review(&bundle, "/mutate", ("", "Pod"), pod).await;
+        assert_eq!(changed["patchType"], "JSONPatch");
+        assert!(asked.elapsed() < API_SERVER_WAITS, "pod {nth} was answered after {:?}", asked.elapsed());
+        let asked = Instant::now();
+        let wrong = review_of("ml", &selected("true", "much"));
+        let (status, said) = replica.post(&bundle, "/validate", &wrong).await;
+        assert!(status == 200 && said.contains("parameters.memory"), "{status} {said}");
+        assert!(asked.elapsed() < API_SERVER_WAITS, "claim {nth} was answered after {:?}", asked.elapsed());
+    }
+    let (mut refused, mut warned) = (0, 0);
+    while let Some(answer) = flood.join_next().await {
+        let (status, said) = answer.unwrap();
+        assert_eq!(status, 200, "{said}");
+        refused += usize::from(said.contains("costs more than 2000000"));
+        warned += usize::from(said.contains("not all selectors of the claim were tried"));
+    }
+    println!("{FLOOD} dear claims: {refused} refused, {warned} warned, after {:?}", begin.elapsed());
+    assert!(refused >= 1 && refused + warned == FLOOD, "{refused} refused, {warned} warned");
+    let counted = |reason: &str| {
+        let line = format!("tranche_webhook_untried_selectors_total{{reason=\"{reason}\"}} ");
+        let count =
+            replica.metrics().lines().find_map(|text| text.strip_prefix(&line)?.parse::<usize>().ok());
+        count.expect("a counter")
+    };
+    assert!(counted("namespace") + counted("queue") >= warned, "{}", replica.metrics());
+    // Another namespace has a budget of its own.
+    let (_, said) = replica.post(&bundle, "/validate", &review_of("ml", &selected("true", "1Gi"))).await;
+    assert!(said.contains("\"allowed\":true") && !said.contains("warnings"), "{said}");
+    Arc::into_inner(replica).expect("nobody else has it").stop().await;
+}
+
 /// A folder with a certificate, as cert-manager would keep it, and the CA to trust.
 struct Mounted {
     folder: tempfile::TempDir,
