@@ -188,7 +188,7 @@ impl Tally {
     pub fn count(&mut self, targets: &Targets, node: &Node, taken: Option<(&Terms, &[Picked])>) {
         let mib = |(terms, picked): (&Terms, &[Picked]), at: usize, gpu: &Gpu| -> u64 {
             let of_it = picked.iter().filter(|one| one.gpu == at);
-            of_it.map(|one| one.mib(terms, gpu)).sum()
+            of_it.map(|one| one.mib(terms, gpu)).fold(0, u64::saturating_add)
         };
         self.most_mib = i32::MAX / 2 / narrow(node.gpus.len() as u64).max(1);
         for counts in [&mut self.mib, &mut self.gpus] {

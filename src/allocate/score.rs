@@ -132,7 +132,8 @@ pub(super) fn rate(
         Picked { gpu: *at, want: 0, place: carving.map(|carving| carving.place) }
     };
     scratch.picked.extend(scratch.fitting.iter().take(want.gpus).map(picked));
-    let taken: u64 = scratch.picked.iter().map(|one| one.mib(terms, &node.gpus[one.gpu])).sum();
+    let mib = |one: &Picked| one.mib(terms, &node.gpus[one.gpu]);
+    let taken = scratch.picked.iter().map(mib).fold(0, u64::saturating_add);
     let costs =
         scratch.fitting.iter().take(want.gpus).fold(0_u64, |sum, (cost, _)| sum.saturating_add(*cost));
     whole_score(policy, Candidate { node, terms, targets }, Price { costs, taken }, scratch)
@@ -160,7 +161,7 @@ fn rate_several(
     let Some(picks) = found else { return DOES_NOT_FIT };
     scratch.picked.extend(picks.iter().map(|pick| pick.picked));
     let costs = picks.iter().fold(0_u64, |sum, pick| sum.saturating_add(pick.cost));
-    let taken = picks.iter().map(|pick| pick.mib).sum();
+    let taken = picks.iter().map(|pick| pick.mib).fold(0, u64::saturating_add);
     whole_score(policy, Candidate { node, terms, targets }, Price { costs, taken }, scratch)
 }
 

@@ -182,9 +182,9 @@ impl Search<'_> {
         let Picked { gpu, want: at, place } = pick.picked;
         let (want, board) = (&self.terms.wants[at], &self.node.gpus[gpu]);
         let extra = &mut self.extra[gpu];
-        extra.mib += pick.mib;
-        extra.compute += want.compute;
-        extra.slots += pick.slots;
+        extra.mib = extra.mib.saturating_add(pick.mib);
+        extra.compute = extra.compute.saturating_add(want.compute);
+        extra.slots = extra.slots.saturating_add(pick.slots);
         extra.claims.push(want.claim);
         extra.places.extend(place);
         extra.outlooks.0.extend(place.map(|_| None));

@@ -45,8 +45,10 @@ impl Sought {
 fn ranks(shapes: &[(Shape, u64)], nodes: &Nodes, choices: &Choices) -> Vec<u8> {
     let gpus = sample(nodes);
     let mut mib = vec![0_u64; nodes.classes.len()];
-    gpus.iter().for_each(|(class, _)| mib[*class] += nodes.classes[*class].memory_mib);
-    let all: u64 = mib.iter().sum();
+    for (class, _) in &gpus {
+        mib[*class] = mib[*class].saturating_add(nodes.classes[*class].memory_mib);
+    }
+    let all = mib.iter().copied().fold(0, u64::saturating_add);
     // On which GPUs the pods will be is not known yet.
     let largest = nodes.classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
     let mut total = 0_u128;
@@ -55,16 +57,18 @@ fn ranks(shapes: &[(Shape, u64)], nodes: &Nodes, choices: &Choices) -> Vec<u8> {
     for (shape, count) in shapes {
         for want in &shape.wants {
             let each = want.part.mib(largest).min(largest);
-            let asked = u128::from(each) * u128::from(want.gpus) * u128::from(*count);
-            total += asked;
+            // What a node says of its memory may be any number.
+            let asked = u128::from(each).saturating_mul(want.gpus.into()).saturating_mul((*count).into());
+            total = total.saturating_add(asked);
             let usable = usable(want, &gpus, nodes, choices);
-            let there: u64 = usable.iter().sum();
+            let there = usable.iter().copied().fold(0, u64::saturating_add);
             if there == 0 || there == all {
                 continue;
             }
             for ((sought, usable), mib) in sought.iter_mut().zip(&usable).zip(&mib) {
-                let of_class = asked * u128::from(*usable) * 1_000_000;
-                *sought += of_class.checked_div(u128::from(there) * u128::from(*mib)).unwrap_or(0);
+                let of_class = asked.saturating_mul((*usable).into()).saturating_mul(1_000_000);
+                let part = of_class.checked_div(u128::from(there) * u128::from(*mib)).unwrap_or(0);
+                *sought = sought.saturating_add(part);
             }
         }
     }
@@ -88,10 +92,10 @@ fn sample(nodes: &Nodes) -> Vec<(usize, u32)> {
 fn usable(want: &Want, gpus: &[(usize, u32)], nodes: &Nodes, choices: &Choices) -> Vec<u64> {
     let fits: Vec<bool> = nodes.classes.iter().map(|class| needs(want, class).is_ok()).collect();
     let chosen = choices.known(&want.selectors, &nodes.facts);
-    let mut usable = vec![0; nodes.classes.len()];
+    let mut usable = vec![0_u64; nodes.classes.len()];
     for (class, facts) in gpus {
         if fits[*class] && chosen.is_none_or(|chosen| chosen.has(*facts)) {
-            usable[*class] += nodes.classes[*class].memory_mib;
+            usable[*class] = usable[*class].saturating_add(nodes.classes[*class].memory_mib);
         }
     }
     usable

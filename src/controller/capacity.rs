@@ -269,7 +269,8 @@ impl Capacity {
     pub fn beside(&self, aside: &Aside) -> Aside {
         let mut asked: BTreeMap<GpuRef, u64> = BTreeMap::new();
         for (gpu, grant) in aside.gpus() {
-            *asked.entry(gpu).or_default() += grant.memory.mib_ceil();
+            let asked = asked.entry(gpu).or_default();
+            *asked = asked.saturating_add(grant.memory.mib_ceil());
         }
         let mut kept = aside.clone();
         for place in &mut kept.places {
@@ -293,7 +294,7 @@ impl Capacity {
         let (all, free) = (view.memory().0.mib_floor(), view.memory().1.mib_floor());
         let rest = all.saturating_sub(asked);
         let shares = self.grants.get(gpu).into_iter().flatten().map(|(_, grant)| grant.memory.mib_ceil());
-        let stay: u64 = shares.filter(|mib| *mib <= rest).sum();
+        let stay = shares.filter(|mib| *mib <= rest).fold(0, u64::saturating_add);
         free.saturating_sub(rest.saturating_sub(stay))
     }
 

@@ -148,8 +148,8 @@ pub fn fits(wanted: &Grant, others: &[Grant], board: &Shareable) -> Result<(), S
         return Err(ShareError::Slots { wanted, granted, all, others });
     }
     let percent = |grant: &Grant| grant.compute.map_or(0, |percent| u32::from(percent.get()));
-    let granted: u32 = others.iter().map(percent).sum();
-    if granted + percent(wanted) > 100 {
+    let granted = others.iter().map(percent).fold(0, u32::saturating_add);
+    if granted.saturating_add(percent(wanted)) > 100 {
         return Err(ShareError::ComputeSum { wanted: percent(wanted), granted, others: others.len() });
     }
     Ok(())
