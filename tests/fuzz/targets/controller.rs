@@ -20,7 +20,7 @@ use tranche::allocate::{AuditFinding, audit};
 use tranche::cluster::allocation::{ClaimVersion, Marks};
 use tranche::cluster::eviction::Eviction;
 use tranche::cluster::feed::{Change, WatchEvent};
-use tranche::cluster::pod_groups::{PodGroup, PodGroupApi};
+use tranche::cluster::pod_groups::PodGroupApi;
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
 use tranche::controller::explain::{Listing, Subject, explain};
@@ -40,6 +40,8 @@ use crate::driver::{Form, Limits, Target};
 const NS: &str = "tranche-system";
 const EVIL: &str = "evil";
 const STEPS_MAX: usize = 64;
+/// Nine kinds, and PodGroups of each API.
+const KINDS: u64 = 9 + PodGroupApi::ALL.len() as u64;
 /// Rounds in which everything is to come to rest.
 const ROUNDS_MAX: usize = 400;
 
@@ -125,6 +127,46 @@ fn group() -> Value {
             "message": "x"}]}]}})
 }
 
+/// A namespace whose pods get claims for KAI's annotations, as an administrator has said, and what it may have.
+fn opted_in() -> Value {
+    json!({"metadata": {"name": EVIL, "uid": "ns-1", "labels": {"tranche.dev/kai-annotations": "enabled"},
+        "annotations": {"tranche.dev/max-share-gpus": "3", "tranche.dev/max-share-memory": "20Gi"}}})
+}
+
+fn budget() -> Value {
+    json!({"metadata": {"name": "pdb", "namespace": EVIL, "uid": "pdb-1", "generation": 1},
+        "spec": {"minAvailable": 1, "maxUnavailable": "10%", "selector": {"matchLabels": {"app": "p"},
+            "matchExpressions": [{"key": "app", "operator": "In", "values": ["p"]}]},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow"},
+        "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1,
+            "observedGeneration": 1, "disruptedPods": {"p": "2026-01-01T00:00:00Z"}}})
+}
+
+/// KAI's binder is to give a pod's claim a device.
+fn bind_request() -> Value {
+    let results = json!([{"driver": DRIVER, "pool": "node-0", "device": "gpu-0", "request": "gpu"}]);
+    json!({"metadata": {"name": "p", "namespace": EVIL, "uid": "b-1"}, "spec": {"podName": "p",
+            "resourceClaimAllocations": [{"name": "gpu", "allocation": {"devices": {"results": results}}}]},
+        "status": {"phase": "Pending"}})
+}
+
+/// A PodGroup of Kubernetes itself.
+fn gang() -> Value {
+    json!({"metadata": {"name": "g", "namespace": EVIL, "uid": "kg-1"},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}, "priority": 5,
+            "podGroupTemplateRef": {"workload": {"workloadName": "w", "podGroupTemplateName": "t"}}},
+        "status": {"conditions": [{"type": "PodGroupScheduled", "status": "False", "reason": "x"}]}})
+}
+
+fn in_gang() -> Value {
+    let mut pod = pod();
+    pod["metadata"]["name"] = "n".into();
+    pod["metadata"]["labels"] = json!({"app": "p"});
+    pod["spec"]["schedulingGroup"] = json!({"podGroupName": "g"});
+    pod["spec"]["workloadRef"] = json!({"name": "w", "podGroup": "g"});
+    pod
+}
+
 /// What a step may begin from.
 fn templates() -> Vec<Value> {
     let hold = json!({"claim": {"metadata": {"name": "hold.gpu-0.node-0", "namespace": NS, "uid": "h-1",
@@ -140,6 +182,13 @@ fn templates() -> Vec<Value> {
         json!({"pod": grouped()}),
         json!({"volcano": group()}),
         json!({"kai": group()}),
+        json!({"kubernetes": gang()}),
+        json!({"kubernetes-alpha": gang()}),
+        json!({"pod": in_gang()}),
+        json!({"namespace": opted_in()}),
+        json!({"namespace": opted_in()}),
+        json!({"budget": budget()}),
+        json!({"bind": bind_request()}),
         json!({"node": node("node-0")}),
         json!({"slice": slice()}),
         json!({"class": class()}),
@@ -148,6 +197,9 @@ fn templates() -> Vec<Value> {
         json!({"gone": {"kind": "claim", "namespace": EVIL, "name": "a"}}),
         json!({"gone": {"kind": "pod", "namespace": EVIL, "name": "p"}}),
         json!({"gone": {"kind": "node", "name": "node-0"}}),
+        json!({"gone": {"kind": "namespace", "name": EVIL}}),
+        json!({"gone": {"kind": "bind", "namespace": EVIL, "name": "p"}}),
+        json!({"gone": {"kind": "budget", "namespace": EVIL, "name": "pdb"}}),
         json!({"anew": 2}),
         json!({"wait": 3000}),
         json!({"fail": "silent"}),
@@ -160,6 +212,9 @@ fn scripts() -> Vec<Value> {
         json!({"tenant": true, "steps": both}),
         json!({"tenant": false, "steps": both}),
         json!({"tenant": true, "steps": [{"pod": promised()}, {"claim": whole()}, {"wait": 40000}]}),
+        json!({"tenant": true, "opted-in": true, "steps": [{"pod": promised()}, {"wait": 3000}, {"budget": budget()}]}),
+        json!({"tenant": false, "opted-in": true, "steps": [{"kubernetes": gang()}, {"pod": in_gang()}, {"bind": bind_request()},
+            {"pod": promised()}, {"gone": {"kind": "pod", "namespace": EVIL, "name": "k"}}, {"wait": 3000}]}),
         json!({"tenant": false, "steps": templates()}),
         json!({"tenant": true, "steps": templates()}),
     ]
@@ -186,7 +241,7 @@ fn script(unreadable: bool, rng: &mut Rng, pool: &Pool) -> Value {
         }
     }
     let policy = rng.choice(["pack", "spread", "fragmentation"]);
-    json!({"tenant": rng.bool(), "impatient": rng.u8(0..4) == 0, "old": rng.u8(0..4) == 0, "policy": policy, "steps": steps})
+    json!({"tenant": rng.bool(), "opted-in": rng.bool(), "impatient": rng.u8(0..4) == 0, "old": rng.u8(0..4) == 0, "policy": policy, "steps": steps})
 }
 
 fn run_script(input: &[u8]) {
@@ -200,6 +255,10 @@ fn run_script(input: &[u8]) {
         rules.policy = policy;
     }
     let mut api = Api::new(Core::new(rules, NS), is("tenant"), !is("old"));
+    if is("opted-in") {
+        api.store(opted_in(), Change::Namespace);
+        api.deliver();
+    }
     for step in script["steps"].as_array().into_iter().flatten().take(STEPS_MAX) {
         let Some((what, object)) = step.as_object().and_then(|step| step.iter().next()) else { continue };
         api.step(what, object);
@@ -264,7 +323,7 @@ impl Api {
             placed: BTreeSet::new(),
             forged: false,
         };
-        (0..9).for_each(|kind| api.list(kind, false));
+        (0..KINDS).for_each(|kind| api.list(kind, false));
         for name in ["node-0", "node-1"] {
             api.store(node(name), Change::Node);
             let mut slice = slice();
@@ -281,7 +340,7 @@ impl Api {
             api.store(slice, Change::Slice);
         }
         api.store(class(), Change::Class);
-        (0..9).for_each(|kind| api.list(kind, true));
+        (0..KINDS).for_each(|kind| api.list(kind, true));
         api.deliver();
         api
     }
@@ -299,14 +358,19 @@ impl Api {
             4 => Change::Class(mark(complete)),
             5 => Change::TaintRule(mark(complete)),
             6 => Change::Namespace(mark(complete)),
-            7 => Change::PodGroup(PodGroupApi::Volcano, mark(complete)),
-            _ => Change::PodGroup(PodGroupApi::Kai, mark(complete)),
+            7 => Change::Budget(mark(complete)),
+            8 => Change::BindRequest(mark(complete)),
+            _ => {
+                let api = usize::try_from(kind - 9).ok().and_then(|nth| PodGroupApi::ALL.get(nth).copied());
+                Change::PodGroup(api.unwrap_or(PodGroupApi::Kai), mark(complete))
+            }
         });
     }
 
     fn step(&mut self, what: &str, object: &Value) {
         let text = |field: &str| object[field].as_str().unwrap_or_default().to_owned();
-        self.forged |= !self.tenant && (what == "slice" || object.pointer("/status/allocation").is_some());
+        self.forged |= !self.tenant
+            && (matches!(what, "slice" | "bind") || object.pointer("/status/allocation").is_some());
         match what {
             "claim" => self.store_claim(object.clone()),
             "pod" => self.store_pod(object.clone()),
@@ -314,6 +378,11 @@ impl Api {
                 self.store_group(object.clone(), |seen| Change::PodGroup(PodGroupApi::Volcano, seen))
             }
             "kai" => self.store_group(object.clone(), |seen| Change::PodGroup(PodGroupApi::Kai, seen)),
+            "kubernetes" => self
+                .store_group(object.clone(), |seen| Change::PodGroup(PodGroupApi::KubernetesV1Beta1, seen)),
+            "kubernetes-alpha" => self
+                .store_group(object.clone(), |seen| Change::PodGroup(PodGroupApi::KubernetesV1Alpha3, seen)),
+            "budget" => self.store_group(object.clone(), Change::Budget),
             "gone" => self.gone(&text("kind"), (text("namespace"), text("name"))),
             "wait" => self.now += Duration::from_millis(object.as_u64().unwrap_or_default().min(600_000)),
             "unreadable" => self.unreadable(object.clone()),
@@ -332,6 +401,8 @@ impl Api {
             "slice" => self.store(object.clone(), Change::Slice),
             "class" => self.store(object.clone(), Change::Class),
             "rule" => self.store(object.clone(), Change::TaintRule),
+            "namespace" => self.store(object.clone(), Change::Namespace),
+            "bind" => self.store(object.clone(), Change::BindRequest),
             _ => {}
         }
     }
@@ -361,7 +432,12 @@ impl Api {
         }
     }
 
-    fn store_group(&mut self, mut object: Value, wrap: fn(WatchEvent<PodGroup>) -> Change) {
+    /// Of the tenant's own namespace, if it is one.
+    fn store_group<K: DeserializeOwned + Default + Metadata<Ty = ObjectMeta>>(
+        &mut self,
+        mut object: Value,
+        wrap: fn(WatchEvent<K>) -> Change,
+    ) {
         if self.tenant && object.is_object() {
             object["metadata"]["namespace"] = EVIL.into();
         }
@@ -456,9 +532,12 @@ impl Api {
                 let meta = self.pods.remove(&name).map_or(meta, |pod| Box::new(pod.metadata));
                 self.feed.push_back(Change::Pod(WatchEvent::Deleted(meta)));
             }
+            "budget" => self.feed.push_back(Change::Budget(WatchEvent::Deleted(meta))),
             _ if self.tenant => {}
             "slice" => self.feed.push_back(Change::Slice(WatchEvent::Deleted(meta))),
             "class" => self.feed.push_back(Change::Class(WatchEvent::Deleted(meta))),
+            "namespace" => self.feed.push_back(Change::Namespace(WatchEvent::Deleted(meta))),
+            "bind" => self.feed.push_back(Change::BindRequest(WatchEvent::Deleted(meta))),
             _ => self.feed.push_back(Change::Node(WatchEvent::Deleted(meta))),
         }
     }

@@ -13,6 +13,7 @@ use kube::client::Body;
 use serde_json::{Map, Value, json};
 use tranche::cluster::KubeCluster;
 use tranche::cluster::feed::{Change, WatchEvent};
+use tranche::cluster::makers::{Maker, MakerChange, MakerKind};
 
 use super::claims::FIELDS;
 use super::jsons;
@@ -28,7 +29,33 @@ const IDLE_POLLS: usize = 40;
 const CHANGES_MAX: usize = 100_000;
 
 pub fn targets() -> Vec<Target> {
-    vec![feed_target(), list_target()]
+    vec![feed_target(), list_target(), makers_target()]
+}
+
+fn makers_target() -> Target {
+    Target {
+        name: "makers",
+        seeds: makers_seeds,
+        words: &[
+            "\"ADDED\"",
+            "\"DELETED\"",
+            "\"object\":",
+            "\"metadata\":",
+            "\"annotations\":{",
+            "\"tranche.dev/gpu-share\":",
+            "\"tranche.dev/share-template-name\":\"t\"",
+            "\"deletionTimestamp\":\"2026-01-01T00:00:00Z\"",
+            "\"uid\":\"u\"",
+            "\"code\":410",
+            "\"continue\":\"x\"",
+            "\n",
+            "list",
+            "watch",
+        ],
+        form: Form::Text,
+        limits: Limits { length: 32 << 10, millis: 2000, bytes: 2 << 20, per_byte: 150 },
+        run: makers,
+    }
 }
 
 fn feed_target() -> Target {
@@ -192,6 +219,96 @@ fn feed(input: &[u8]) {
     if let (Some(version), Some(next)) = (expected.version, watched.lock().unwrap().get(1)) {
         assert_eq!(*next, version, "the next watch begins elsewhere");
     }
+}
+
+/// The first line says whether a list or a watch, and in parts of how many bytes.
+fn makers_seeds() -> Vec<Vec<u8>> {
+    let job = |name: &str, more: Value| {
+        let mut meta = json!({"name": name, "namespace": "ml", "uid": name, "resourceVersion": "3", "annotations": {
+            "tranche.dev/share-template-name": format!("{name}-gpu-share"), "tranche.dev/gpu-share": "{}"}});
+        meta.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap_or_default());
+        json!({"metadata": meta, "spec": {"template": {"spec": {"containers": [{}]}}}})
+    };
+    let event = |kind: &str, object: Value| format!("{}\n", json!({"type": kind, "object": object}));
+    let long = json!({"annotations": {"tranche.dev/share-template-name": "t", "tranche.dev/gpu-share": " ".repeat(5000)}});
+    let ending = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+    let list = json!({"metadata": {"resourceVersion": "7"}, "items": [job("a", json!({})), job("b", long), job("c", ending)]});
+    let body = [
+        event("ADDED", job("a", json!({}))),
+        event("MODIFIED", job("a", json!({"annotations": null}))),
+        event("BOOKMARK", json!({"metadata": {"resourceVersion": "9"}})),
+        event("ADDED", json!({"metadata": {"name": "no-uid"}})),
+        event("DELETED", job("a", json!({}))),
+    ]
+    .concat();
+    let error = event("ERROR", json!({"kind": "Status", "code": 410, "message": "too old"}));
+    let texts = [
+        format!("list 0\n{list}"),
+        format!("list 5\n{list}"),
+        format!("list 0\n{}", json!({"items": [null, 1, {"metadata": null}]})),
+        format!("watch 0\n{body}"),
+        format!("watch 3\n{body}{error}"),
+    ];
+    texts.map(String::into_bytes).to_vec()
+}
+
+/// What is kept of objects that make pods is short, whoever has written them, and names whom it is of.
+fn makers(input: &[u8]) {
+    let (head, body) = match input.iter().position(|byte| *byte == b'\n') {
+        Some(at) => (&input[..at], &input[at + 1..]),
+        None => (&b""[..], input),
+    };
+    let head = String::from_utf8_lossy(head).into_owned();
+    let mut words = head.split(' ');
+    let is_watch = words.next() == Some("watch");
+    let part = words.next().and_then(|word| word.parse().ok()).filter(|part| *part > 0).unwrap_or(usize::MAX);
+    let (bytes, answered) = (Bytes::copy_from_slice(body), Arc::new(Mutex::new(false)));
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let wants_watch = request.uri().query().unwrap_or_default().contains("watch=true");
+        let is_asked = wants_watch == is_watch
+            && !std::mem::replace(&mut *answered.lock().unwrap(), wants_watch == is_watch);
+        let answer = match (is_asked, wants_watch) {
+            (true, _) => {
+                let parts: Vec<_> = bytes.chunks(part).map(Bytes::copy_from_slice).collect();
+                AnswerBody::from_stream(stream::iter(parts.into_iter().map(Ok::<_, Infallible>)))
+            }
+            (false, true) => AnswerBody::from_stream(stream::pending::<Result<Bytes, Infallible>>()),
+            (false, false) => AnswerBody::from(r#"{"metadata":{"resourceVersion":"1"},"items":[]}"#),
+        };
+        async move { Ok::<_, Infallible>(Response::new(answer)) }
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    let cluster = KubeCluster::with_client(Client::new(service, "default"));
+    let text = str::to_owned;
+    let job =
+        MakerKind { group: text("batch"), version: text("v1"), plural: text("jobs"), kind: text("Job") };
+    ready();
+    runtime.block_on(async {
+        let (mut changes, mut idle, mut seen) = (cluster.labelled_makers(&job), 0, 0);
+        while idle < IDLE_POLLS {
+            match changes.next().now_or_never() {
+                Some(Some(change)) => {
+                    (idle, seen) = (0, seen + 1);
+                    assert!(seen < CHANGES_MAX, "it has no end");
+                    if let MakerChange::Stored(Maker { template, share, owner, .. }) = change {
+                        assert!(
+                            template.len() <= 253 && share.len() <= 4096,
+                            "{} {}",
+                            template.len(),
+                            share.len()
+                        );
+                        assert_eq!((owner.api_version.as_str(), owner.kind.as_str()), ("batch/v1", "Job"));
+                    }
+                }
+                Some(None) => panic!("it has ended"),
+                None => {
+                    idle += 1;
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    });
 }
 
 #[derive(Debug, Default)]
