@@ -10,7 +10,8 @@ use super::{interval, log_and_controller, log_and_mps, log_and_node, log_and_web
 use crate::cli::{self, Cli, Command};
 
 /// Defaults that are no value which could be given: without the flag something else is done.
-const IN_WORDS: [&str; 7] = [
+const IN_WORDS: [&str; 8] = [
+    "never",
     "<driver-root>/dev if nvidiactl is there, else /dev",
     "any",
     "looked for below the driver root",
