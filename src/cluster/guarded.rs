@@ -173,12 +173,20 @@ impl<S: Served> Known for Of<S> {
             "spec",
             Keep::Only(&[
                 ("minMember", Keep::All),
+                ("minSubGroup", Keep::All),
                 ("minTaskMember", Keep::All),
                 ("schedulingPolicy", Keep::All),
                 ("subGroups", Keep::All),
             ]),
         ),
-        ("status", Keep::Only(&[("schedulingConditions", Keep::All), ("succeeded", Keep::All)])),
+        (
+            "status",
+            Keep::Only(&[
+                ("phase", Keep::All),
+                ("schedulingConditions", Keep::All),
+                ("succeeded", Keep::All),
+            ]),
+        ),
     ]);
     const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }

@@ -62,6 +62,8 @@ pub struct PodGroupSpec {
     pub min_task_member: Option<BTreeMap<String, i64>>,
     /// KAI's.
     pub sub_groups: Option<Vec<SubGroup>>,
+    /// KAI's: how many of the subgroups without a parent; none: all of them.
+    pub min_sub_group: Option<i64>,
     /// Kubernetes'.
     pub scheduling_policy: Option<SchedulingPolicy>,
 }
@@ -71,6 +73,8 @@ pub struct PodGroupSpec {
 pub struct SubGroup {
     pub name: String,
     pub min_member: Option<i64>,
+    /// How many of those that are a part of this one; none: all of them.
+    pub min_sub_group: Option<i64>,
     /// The subgroup that has this one as a part.
     pub parent: Option<String>,
 }
@@ -91,6 +95,8 @@ pub struct GangPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct PodGroupStatus {
+    /// Volcano's.
+    pub phase: Option<String>,
     /// Pods that have done their work.
     pub succeeded: Option<i64>,
     /// KAI's.

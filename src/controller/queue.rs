@@ -51,6 +51,8 @@ impl Default for Patience {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     pub priority: i32,
+    /// Its number in its gang, where its scheduler goes by that.
+    pub index: Option<u64>,
     pub created: Option<Timestamp>,
     /// How many pods of its gang start together.
     pub minimum: Minimum,
@@ -258,6 +260,7 @@ impl Queue {
             }
             let lacks = match (unit.minimum(), key) {
                 (Minimum::None(obstacle), _) if unit.is_quiet(now) => Lacks::Cleared(obstacle),
+                (Minimum::Pods(_), _) if unit.waits_for_first(&placed, now) => return None,
                 (Minimum::Pods(need), UnitKey::Gang { name, .. }) => {
                     let there = unit.pods.len() + placed.counted(&need);
                     Lacks::Pods { gang: name.clone(), there, size: need.count() }
@@ -446,10 +449,26 @@ impl Unit {
         self.grown + GANG_QUIET <= now
     }
 
-    /// The most urgent first, then the oldest.
+    /// Pods are numbered from 0 in each part of a gang, and some with lower numbers than these have are still to come.
+    fn waits_for_first(&self, placed: &Placed, now: Moment) -> bool {
+        placed.is_none() && self.has_gap() && !self.is_quiet(now)
+    }
+
+    fn has_gap(&self) -> bool {
+        let mut parts: BTreeMap<Option<&str>, (u64, u64)> = BTreeMap::new();
+        for (index, pod) in self.pods.values().filter_map(|pod| Some((pod.index?, pod))) {
+            let (pods, highest) = parts.entry(pod.part.as_deref()).or_default();
+            (*pods, *highest) = (*pods + 1, index.max(*highest));
+        }
+        parts.values().any(|(pods, highest)| highest >= pods)
+    }
+
+    /// The most urgent first, then by their numbers those that have one, then the oldest.
     fn in_order(&self) -> Vec<PodUid> {
         let mut pods: Vec<(&PodUid, &Waiter)> = self.pods.iter().collect();
-        pods.sort_by_key(|(uid, pod)| (-i64::from(pod.priority), pod.created, *uid));
+        pods.sort_by_key(|(uid, pod)| {
+            (-i64::from(pod.priority), pod.index.unwrap_or(u64::MAX), pod.created, *uid)
+        });
         pods.into_iter().map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -467,6 +486,7 @@ impl Unit {
                 let parts: Vec<Option<&str>> = self.pods.values().map(|pod| pod.part.as_deref()).collect();
                 match need.count() {
                     0 => Start::Each,
+                    _ if need.choose(&parts).is_some() && self.waits_for_first(placed, now) => Start::NotYet,
                     _ if need.choose(&parts).is_some() => Start::Together(Together::AtLeast(need)),
                     // It was complete once; some of it have ended since.
                     _ if !placed.is_none() => all(),

@@ -8,6 +8,7 @@ use crate::controller::gang::{Minimum, Placed};
 use crate::controller::pods::Change;
 use crate::controller::queue::{UnitKey, Waiter};
 use crate::controller::tracker::Plan;
+use crate::controller::view::groups::Family;
 use crate::controller::view::{Claim, Pod};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid};
@@ -144,5 +145,16 @@ impl Core {
 
 fn waiter(pod: &Pod, minimum: Minimum) -> Waiter {
     let part = pod.gang().and_then(|gang| gang.part.clone());
-    Waiter { priority: pod.priority, created: pod.created, minimum, part }
+    Waiter { priority: pod.priority, index: index(pod), created: pod.created, minimum, part }
+}
+
+/// Volcano tries the pods of a group by the number at the end of their names, where that has three parts or more, and
+/// tries no others where one of the first has no node: these have to be the ones with shares.
+fn index(pod: &Pod) -> Option<u64> {
+    pod.gang().filter(|gang| gang.family == Family::Volcano)?;
+    let name = pod.at.name.as_str();
+    let mut parts = name.rsplitn(3, '-');
+    let index = parts.next()?;
+    parts.nth(1)?;
+    index.parse().ok()
 }

@@ -116,6 +116,21 @@ fn the_annotation_says_how_many_start_together_too() {
     assert_eq!(placed(&kueue, "m"), 5);
 }
 
+/// Volcano tries them in that order, and binds none where one of the first has no share.
+#[test]
+fn the_first_of_volcanos_pods_are_those_with_the_lowest_numbers() {
+    let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}});
+    let mut cluster = cluster(1, 3);
+    cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 2}}));
+    for nth in (0..12).rev() {
+        member(&mut cluster, &format!("g-w-{nth}"), &pod);
+        cluster.settle(SECOND / 2);
+    }
+    cluster.settle(LONG);
+    let first = ["g-w-0", "g-w-1", "g-w-2"].map(|name| cluster.place(name).is_some());
+    assert_eq!((first, placed(&cluster, "g-w-")), ([true; 3], 3));
+}
+
 #[test]
 fn each_part_of_a_gang_has_its_number() {
     let of_volcano = |task: &str| json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": task}}});
@@ -139,6 +154,40 @@ fn each_part_of_a_gang_has_its_number() {
         assert_eq!((placed(&cluster, "worker"), placed(&cluster, "master")), (2, 1), "{api:?}");
         cluster.check();
     }
+}
+
+/// A JobSet of KAI's whose jobs start in their order: the workers come once the leader runs.
+#[test]
+fn a_gang_that_needs_some_of_its_parts_starts_with_those_that_are_there() {
+    let of = |part: &str| json!({"metadata": {"annotations": {"pod-group-name": "g"}, "labels": {"kai.scheduler/subgroup-name": part}}});
+    let parts = json!([
+        {"name": "leader", "minSubGroup": 1}, {"name": "leader-0", "minMember": 1, "parent": "leader"},
+        {"name": "worker", "minSubGroup": 2}, {"name": "worker-0", "minMember": 2, "parent": "worker"},
+        {"name": "worker-1", "minMember": 2, "parent": "worker"}]);
+    for (needed, alone) in [(json!(1), 1), (json!(2), 0), (json!(null), 0)] {
+        let mut cluster = cluster(1, 5);
+        cluster.put_group(
+            PodGroupApi::Kai,
+            "g",
+            json!({"spec": {"minSubGroup": needed, "subGroups": parts}}),
+        );
+        member(&mut cluster, "leader", &of("leader-0"));
+        cluster.settle(LONG);
+        assert_eq!(placed(&cluster, "leader"), alone, "{needed} of two parts are needed");
+        (0..4).for_each(|nth| {
+            member(&mut cluster, &format!("worker-{nth}"), &of(&format!("worker-{}", nth / 2)))
+        });
+        cluster.settle(LONG);
+        assert_eq!((placed(&cluster, "leader"), placed(&cluster, "worker")), (1, 4), "{needed}");
+        cluster.check();
+    }
+    // A part that needs none of its pods is no obstacle.
+    let mut cluster = cluster(1, 2);
+    let group = json!({"minSubGroup": 2, "subGroups": [{"name": "a", "minMember": 2}, {"name": "b", "minMember": 0}]});
+    cluster.put_group(PodGroupApi::Kai, "g", json!({"spec": group}));
+    (0..2).for_each(|nth| member(&mut cluster, &format!("a-{nth}"), &of("a")));
+    cluster.settle(LONG);
+    assert_eq!(placed(&cluster, "a"), 2);
 }
 
 #[test]
@@ -227,6 +276,30 @@ fn a_podgroup_over_its_queues_limit_is_left_alone_until_it_is_not() {
     assert_eq!(placed(&cluster, "a"), 1);
 }
 
+/// Volcano tries no pod of it.
+#[test]
+fn a_podgroup_that_volcanos_queue_has_not_let_in_is_left_alone_until_it_is() {
+    let group = |phase: &str| json!({"spec": {"minMember": 1}, "status": {"phase": phase}});
+    for (scheduler, waits) in [("volcano", true), ("another", true), ("default-scheduler", false)] {
+        let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}, "spec": {"schedulerName": scheduler}});
+        let mut cluster = cluster(1, 1);
+        cluster.put_group(PodGroupApi::Volcano, "g", group("Pending"));
+        member(&mut cluster, "a", &pod);
+        cluster.settle(LONG);
+        assert_eq!(placed(&cluster, "a"), usize::from(!waits), "{scheduler}");
+        if waits {
+            let words = told(&mut cluster).join("\n");
+            assert!(words.contains("PodGroup g is kept out by its queue (its phase is Pending)"), "{words}");
+        }
+        cluster.put_group(PodGroupApi::Volcano, "g", group("Inqueue"));
+        cluster.settle(SECOND);
+        assert_eq!(placed(&cluster, "a"), 1, "{scheduler}");
+        cluster.put_group(PodGroupApi::Volcano, "g", group("Pending"));
+        cluster.settle(SECOND);
+        assert_eq!(placed(&cluster, "a"), 1, "what it has stays its own");
+    }
+}
+
 /// Of two gangs of four there is room for one. Their pods come two by two, in turns.
 #[test]
 fn of_two_gangs_whose_pods_come_in_turns_one_starts_whole() {
@@ -300,6 +373,7 @@ fn numbers_without_sense_cost_their_own_gang_alone() {
         json!({"minMember": i64::MIN}),
         json!({"minMember": 2, "minTaskMember": {"": i64::MAX, "b": i64::MAX}}),
         json!({"subGroups": [{"name": "a", "parent": "a", "minMember": -4}]}),
+        json!({"minSubGroup": i64::MAX, "subGroups": [{"name": "a", "minMember": i64::MAX}, {"name": "a", "parent": "a"}]}),
     ] {
         for api in [PodGroupApi::Volcano, PodGroupApi::Kai] {
             let mut cluster = cluster(1, 2);

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::cluster::feed::WatchEvent;
-use crate::cluster::pod_groups::{PodGroup, PodGroupApi, PodGroupSpec, PodGroupStatus};
+use crate::cluster::pod_groups::{PodGroup, PodGroupApi, PodGroupSpec, PodGroupStatus, SubGroup};
 use crate::controller::gang::{Minimum, Need, Obstacle};
 use crate::controller::view::{Claim, ClusterView, Kind, News, Pod};
 use crate::model::claim::ClaimKey;
@@ -36,6 +36,9 @@ const PARTS_MAX: usize = 64;
 /// Bytes of what a PodGroup's status says that are told.
 const WORDS_BYTES_MAX: usize = 200;
 
+/// Volcano's phase of a PodGroup that its queue has not let in.
+const PENDING: &str = "Pending";
+const IS_PENDING: &str = "its phase is Pending";
 /// The reasons of KAI's with which its queue keeps a PodGroup out, room or not.
 const KEPT_OUT: [&str; 2] = ["OverLimit", "NonPreemptibleOverQuota"];
 
@@ -153,13 +156,21 @@ fn size(name: &'static str, text: &str) -> GangSize {
     }
 }
 
-/// What a PodGroup says, and who is in it.
+/// What a PodGroup says.
+#[derive(Debug, PartialEq, Eq)]
+struct Said {
+    minimum: Minimum,
+    /// Its queue has not let it in: Volcano does not try its pods.
+    pending: bool,
+}
+
+/// What PodGroups say, and who is in them.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// Schedulers that put every pod into a PodGroup.
     grouping: BTreeSet<String>,
     /// By namespace and name, as one text.
-    said: BTreeMap<PodGroupApi, BTreeMap<String, Minimum>>,
+    said: BTreeMap<PodGroupApi, BTreeMap<String, Said>>,
     members: BTreeMap<(Family, String), BTreeSet<PodUid>>,
     /// Gangs of which something else is said than before.
     changed: BTreeSet<(Family, String)>,
@@ -227,9 +238,13 @@ impl ClusterView {
 
     fn set_group(&mut self, api: PodGroupApi, object: &PodGroup) -> Vec<News> {
         let key = key_of(&object.metadata);
-        let fresh = minimum(api, &object.spec, &object.status);
+        let fresh = Said {
+            minimum: minimum(api, &object.spec, &object.status),
+            pending: api == PodGroupApi::Volcano && object.status.phase.as_deref() == Some(PENDING),
+        };
         let said = self.optional.groups.said.entry(api).or_default();
-        if said.insert(key.clone(), fresh.clone()) != Some(fresh) {
+        if said.get(&key) != Some(&fresh) {
+            said.insert(key.clone(), fresh);
             self.optional.groups.changed.insert((Family::of(api), key));
         }
         Vec::new()
@@ -298,7 +313,11 @@ impl ClusterView {
         let apis = gang.family.apis();
         let key = key(&pod.at.namespace, &gang.name);
         if let Some(said) = apis.iter().find_map(|api| self.optional.groups.said.get(api)?.get(&key)) {
-            return said.clone();
+            // kube-scheduler binds its pods whatever Volcano says of their group.
+            return match said.pending && !pod.grouping.scheduler.is_empty() {
+                true => Minimum::None(Obstacle::Refused { words: IS_PENDING.to_owned() }),
+                false => said.minimum.clone(),
+            };
         }
         let unlisted = |api: &&PodGroupApi| !self.lists.complete.contains(&Kind::PodGroups(**api));
         match apis.iter().find(unlisted) {
@@ -319,19 +338,12 @@ fn minimum(api: PodGroupApi, spec: &PodGroupSpec, status: &PodGroupStatus) -> Mi
     if let Some(words) = kept_out(status) {
         return Minimum::None(Obstacle::Refused { words });
     }
-    let number = |pods: Option<i64>| pods.and_then(|pods| usize::try_from(pods).ok()).unwrap_or(0);
     let (pods, parts) = match api {
         PodGroupApi::Volcano => {
             let tasks = spec.min_task_member.iter().flatten();
             (number(spec.min_member), tasks.map(|(task, pods)| (task.clone(), number(Some(*pods)))).collect())
         }
-        PodGroupApi::Kai => {
-            let all = spec.sub_groups.as_deref().unwrap_or_default();
-            let parents: BTreeSet<&String> = all.iter().filter_map(|one| one.parent.as_ref()).collect();
-            let leaves = all.iter().filter(|one| !parents.contains(&one.name));
-            let parts = leaves.map(|one| (one.name.clone(), number(one.min_member).max(1)));
-            (number(spec.min_member), parts.collect::<BTreeMap<_, _>>())
-        }
+        PodGroupApi::Kai => of_kai(spec),
         PodGroupApi::KubernetesV1Beta1
         | PodGroupApi::KubernetesV1Alpha3
         | PodGroupApi::KubernetesV1Alpha2 => {
@@ -347,6 +359,63 @@ fn minimum(api: PodGroupApi, spec: &PodGroupSpec, status: &PodGroupStatus) -> Mi
     let alone = too_much || succeeded > 0 || (api == PodGroupApi::Volcano && pods < together);
     let parts = if alone { BTreeMap::new() } else { parts };
     Minimum::Pods(Need::new(pods.saturating_sub(succeeded).max(1), parts).of_all())
+}
+
+/// How many pods of a PodGroup of KAI's start together, and how many of which subgroups. Whatever has subgroups wants
+/// all of them, or `minSubGroup` of them. Which ones nobody says then: as many pods count as the smallest of them want.
+fn of_kai(spec: &PodGroupSpec) -> (usize, BTreeMap<String, usize>) {
+    // A name stands for one subgroup, so that whatever has a subgroup as a part is a tree.
+    let all: BTreeMap<&str, &SubGroup> =
+        spec.sub_groups.iter().flatten().map(|one| (one.name.as_str(), one)).collect();
+    let mut below: BTreeMap<Option<&str>, Vec<&str>> = BTreeMap::new();
+    for (name, one) in &all {
+        below.entry(one.parent.as_deref()).or_default().push(*name);
+    }
+    // Each behind what it is a part of, and whether it is wanted whatever becomes of others.
+    let mut order = vec![(None, true)];
+    let mut next = 0;
+    while let Some((of, wanted)) = order.get(next).copied() {
+        next += 1;
+        let parts = below.get(&of).map_or(&[][..], Vec::as_slice);
+        let wanted = wanted && enough(spec, &all, of) >= parts.len();
+        order.extend(parts.iter().map(|part| (Some(*part), wanted)));
+    }
+    let (mut counts, mut parts) = (BTreeMap::new(), BTreeMap::new());
+    for (of, wanted) in order.into_iter().rev() {
+        let count = match (below.get(&of), of.and_then(|name| all.get(name))) {
+            (None, Some(leaf)) => {
+                let pods = number(leaf.min_member);
+                if wanted {
+                    parts.insert(leaf.name.clone(), pods);
+                }
+                pods
+            }
+            (inner, _) => {
+                let inner = inner.into_iter().flatten();
+                let mut inner: Vec<usize> =
+                    inner.filter_map(|part| counts.get(&Some(*part)).copied()).collect();
+                inner.sort_unstable();
+                inner.truncate(enough(spec, &all, of));
+                inner.into_iter().fold(0, usize::saturating_add)
+            }
+        };
+        counts.insert(of, count);
+    }
+    (number(spec.min_member).max(counts.get(&None).copied().unwrap_or(0)), parts)
+}
+
+/// How many of its subgroups a subgroup of KAI's wants, or the PodGroup itself.
+fn enough(spec: &PodGroupSpec, all: &BTreeMap<&str, &SubGroup>, of: Option<&str>) -> usize {
+    let said = match of {
+        Some(name) => all.get(name).and_then(|one| one.min_sub_group),
+        None => spec.min_sub_group,
+    };
+    said.map_or(usize::MAX, |said| number(Some(said)))
+}
+
+/// Not below zero.
+fn number(pods: Option<i64>) -> usize {
+    pods.and_then(|pods| usize::try_from(pods).ok()).unwrap_or(0)
 }
 
 /// Why its queue does not let it start.

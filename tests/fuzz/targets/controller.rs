@@ -122,8 +122,9 @@ fn grouped() -> Value {
 
 fn group() -> Value {
     json!({"metadata": {"name": "g", "namespace": EVIL, "uid": "g-1"},
-        "spec": {"minMember": 1, "minTaskMember": {"t": 1}, "subGroups": [{"name": "t", "minMember": 1, "parent": "u"}]},
-        "status": {"succeeded": 0, "schedulingConditions": [{"status": "True", "reasons": [{"reason": "OverLimit",
+        "spec": {"minMember": 1, "minTaskMember": {"t": 1}, "minSubGroup": 1,
+            "subGroups": [{"name": "t", "minMember": 1, "minSubGroup": 1, "parent": "u"}]},
+        "status": {"phase": "Pending", "succeeded": 0, "schedulingConditions": [{"status": "True", "reasons": [{"reason": "OverLimit",
             "message": "x"}]}]}})
 }
 
