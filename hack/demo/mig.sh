@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Three pods with MIG devices of different sizes on one GPU that was idle and whole before: its administrator has it in
-# MIG mode and names it, and the controller and the node plugin make what the pods ask for.
+# Three pods with MIG devices of different sizes on one GPU that is idle and whole a moment before: its administrator
+# names it, the controller chooses the places, and the node plugin switches MIG mode on and makes what the pods ask for.
 #
 #   hack/demo/mig.sh NODE MINOR      the GPU; nobody has it
 set -euo pipefail
@@ -8,21 +8,27 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=hack/demo/lib.sh
 . "$here/lib.sh"
 node="$1" minor="$2"
-fake_nvml() { "$target/fake/release/fake-nvml" --dir "$("$rig" host-path "$node" /run/fake-nvml)" "$@"; }
 device() { kubectl get resourceslices -o json | jq -r --arg device "gpu-$minor" --arg node "$node" \
   '.items[] | select(.spec.nodeName == $node) | .spec.devices[]? | select(.name == $device)'; }
 
 [ "$(device | jq -r .attributes.type.string)" = gpu ] || fail "gpu-$minor is not whole"
-echo "gpu-$minor is whole. In MIG mode, and named with --mig-on-demand=$minor (chart: mig.onDemandGPUs):"
-fake_nvml set-mig "$minor" on >/dev/null
+mode() { kubectl -n tranche-system exec "$(plugin)" -- tranche inspect | grep "^GPU $minor "; }
+plugin() {
+  kubectl -n tranche-system get pods --field-selector "spec.nodeName=$node,status.phase=Running" \
+    -l app.kubernetes.io/component=node -o name | head -n 1
+}
+echo "gpu-$minor is whole. Given whole or cut with --mig-on-demand=$minor --mig-keep=10m (chart: mig.onDemandGPUs, mig.keep):"
 flags="$(kubectl -n tranche-system get daemonset tranche-node -o json |
-  jq -c --arg flag "--mig-on-demand=$minor" \
-    '[.spec.template.spec.containers[] | select(.name == "node") | .args[] | select(startswith("--mig-on-demand") | not)] + [$flag]')"
+  jq -c --arg gpus "--mig-on-demand=$minor" --arg keep "--mig-keep=10m" \
+    '[.spec.template.spec.containers[] | select(.name == "node") | .args[] | select(startswith("--mig-") | not)] + [$gpus, $keep]')"
 kubectl -n tranche-system patch daemonset tranche-node \
   -p "{\"spec\":{\"template\":{\"spec\":{\"containers\":[{\"name\":\"node\",\"args\":$flags}]}}}}" >/dev/null
 kubectl -n tranche-system rollout status daemonset/tranche-node --timeout=120s
-is_cut() { [ "$(device | jq -r .attributes.type.string)" = mig-parent ]; }
-until_true 60 "the GPU as one that is cut" is_cut
+says_what_it_can_be() { [ "$(device | jq -r '.attributes | has("migProfile19")')" = true ]; }
+until_true 60 "what the GPU can be cut into" says_what_it_can_be
+is_off() { mode | grep -q "MIG mode is off"; }
+until_true 60 "the GPU to be whole" is_off
+mode
 
 kubectl create namespace isolated --dry-run=client -o yaml | kubectl apply -f - >/dev/null
 until_true 60 "the namespace's service account" kubectl -n isolated get serviceaccount default
@@ -70,5 +76,8 @@ done
 for profile in 1g.10gb 1g.20gb 3g.40gb; do
   given | grep -q " $profile at " || fail "nobody has a $profile"
 done
+printf '\nThe GPU now:\n'
+mode
+mode | grep -q "cut, MIG mode on for claims" || fail "MIG mode is not on"
 printf '\nWhere everything is:\n'
 kubectl -n tranche-system exec deployment/tranche-controller -- tranche top --once --use=false --node "$node" || fail "tranche top"

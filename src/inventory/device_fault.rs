@@ -52,7 +52,9 @@ impl FaultLocation {
             (Self::Device(uuid), _) => uuid == device.uuid(),
             // MIG was turned off since: the fault is somewhere on the board.
             (Self::Slices(gpu, _), Device::Whole(board) | Device::Parent(board)) => *gpu == board.uuid,
-            (Self::Taken(..), Device::Whole(_) | Device::Parent(_)) => false,
+            // Beside it the board can be cut, and cannot be given whole.
+            (Self::Taken(gpu, _), Device::Whole(board)) => *gpu == board.uuid && board.is_whole_or_cut(),
+            (Self::Taken(..), Device::Parent(_)) => false,
             (Self::Slices(gpu, at) | Self::Taken(gpu, at), Device::Mig { parent, mig }) => {
                 *gpu == parent.uuid && at.overlaps(mig.placement)
             }

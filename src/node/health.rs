@@ -30,7 +30,9 @@ fn state(device: &Device<'_>, device_faults: &DeviceFaults) -> Result<(), String
     // told to all.
     let concerns_all = |fault: &DeviceFault| match device {
         Device::Parent(_) => matches!(fault.location, FaultLocation::Board(_)),
-        Device::Whole(gpu) if gpu.is_whole_or_cut() => matches!(fault.location, FaultLocation::Board(_)),
+        Device::Whole(gpu) if gpu.is_whole_or_cut() => {
+            matches!(fault.location, FaultLocation::Board(_) | FaultLocation::Device(_))
+        }
         Device::Whole(_) | Device::Mig { .. } | Device::Place { .. } => true,
     };
     let is_reported = |fault: &&DeviceFault| {

@@ -301,7 +301,7 @@ impl MigInstances for MigCarver {
     }
 
     fn mode(&self, gpu: &DeviceUuid) -> Result<bool, MigError> {
-        self.ask(gpu, |open, gpu| open.with(|session| mode::is_on(session, gpu)))
+        self.ask(gpu, |open, gpu| open.with(|session| Ok(mode::is_on(session, gpu)?)))
     }
 
     fn set_mode(&self, gpu: &DeviceUuid, on: bool) -> Result<(), MigError> {

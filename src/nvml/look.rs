@@ -14,7 +14,7 @@ use crate::model::selector::GpuSelector;
 
 use super::events::EventSource;
 use super::worker::Progress;
-use super::{ComputeMode, NvmlError, Settings, carve, convert, mig, raw, sysfs};
+use super::{ComputeMode, NvmlError, Settings, carve, convert, mig, mode, raw, sysfs};
 
 /// No node has more: what is beyond is taken for nonsense.
 const MAX_GPUS: u32 = 64;
@@ -149,22 +149,24 @@ impl<'a> Session<'a> {
         if !self.on_demand.iter().any(|selector| selector.matches(&gpu)) {
             return Ok(gpu);
         }
-        match &gpu.mig {
-            MigMode::On(devices) => {
-                if let Some((profiles, foreign)) = carve::found(self, &gpu.uuid, left_out)? {
-                    let places = PossibleMig::all(&gpu.uuid, &profiles);
-                    let devices = devices.clone();
-                    gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, ..OnDemand::default() });
-                }
+        if let MigMode::On(devices) = &gpu.mig {
+            let told = left_out.len();
+            if let Some((profiles, foreign)) = carve::found(self, &gpu.uuid, left_out)? {
+                let places = PossibleMig::all(&gpu.uuid, &profiles);
+                let devices = devices.clone();
+                gpu.mig = MigMode::OnDemand(OnDemand { places, foreign, devices, ..OnDemand::default() });
+            } else if self.switches && !mode::is_on(self, &gpu.uuid)? {
+                // Switched off by us while it was looked at: what it could be cut into is the same.
+                left_out.truncate(told);
+                gpu.mig = MigMode::Off;
             }
-            MigMode::Off if self.switches && is_switched_at_once(&gpu) => {
-                let places = PossibleMig::all(&gpu.uuid, &carve::possible(self, &gpu.uuid, left_out)?);
-                if !places.is_empty() {
-                    gpu.mig =
-                        MigMode::OnDemand(OnDemand { switch: MigSwitch::Off, places, ..OnDemand::default() });
-                }
+        }
+        if self.switches && gpu.mig == MigMode::Off && is_switched_at_once(&gpu) {
+            let places = PossibleMig::all(&gpu.uuid, &carve::possible(self, &gpu.uuid, left_out)?);
+            if !places.is_empty() {
+                let switch = MigSwitch::Off;
+                gpu.mig = MigMode::OnDemand(OnDemand { switch, places, ..OnDemand::default() });
             }
-            MigMode::Off | MigMode::OnDemand(_) => {}
         }
         Ok(gpu)
     }

@@ -50,7 +50,7 @@ fn word(on: bool) -> &'static str {
 }
 
 /// True if MIG is on, whatever is pending. A board that cannot do MIG has it off.
-pub(super) fn is_on(session: &Session<'_>, gpu: &DeviceUuid) -> Result<bool, MigError> {
+pub(super) fn is_on(session: &Session<'_>, gpu: &DeviceUuid) -> Result<bool, NvmlError> {
     Ok(read(session, gpu)? == Some(true))
 }
 

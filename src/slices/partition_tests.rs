@@ -287,6 +287,16 @@ fn what_is_wrong_with_a_board_taints_all_of_it_and_with_memory_slices_what_has_t
     assert!(changing.len() == 26 && changing[0] == "gpu-0 gpu.nvidia.com/use-changes=", "{changing:?}");
 }
 
+/// The whole GPU would be refused on the node, and its pod would wait there.
+#[test]
+fn what_could_not_be_ended_keeps_pods_off_the_whole_gpu() {
+    let gpus = NodeGpus { gpus: vec![whole_or_cut(0, MigSwitch::On, &[])], ..node_gpus(0) };
+    let taken = FaultLocation::Taken(gpus.gpus[0].uuid.clone(), Placement { start: 6, size: 1 });
+    let unended = DeviceFaults::default().with_unended(&[(taken, "in use".to_owned())].into(), 1);
+    let seen = tainted(&gpus, &unended);
+    assert!(seen.len() == 6 && seen[0] == "gpu-0 gpu.nvidia.com/mig-not-ended=", "{seen:?}");
+}
+
 #[test]
 fn sixteen_boards_take_slices_of_at_most_64_devices_and_8_sets() {
     let slices = published((0..16).map(|minor| carved(minor, &[])).collect(), Counters::Kept);

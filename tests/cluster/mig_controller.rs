@@ -178,7 +178,7 @@ async fn an_idle_gpu_is_given_whole_and_cut_by_the_controller() {
     cluster.wait_ready("whole").await;
     assert!(!is_on());
     ask_for(&cluster, "small", json!({"memory": "9000Mi"})).await;
-    wait_told(&cluster, "small", "needs a MIG device").await;
+    wait_told(&cluster, "small", "1 GPU not open to shares").await;
     cluster.delete("whole").await;
     cluster.wait_ready("small").await;
     for (name, memory) in [("double", "15Gi"), ("half", "30Gi")] {

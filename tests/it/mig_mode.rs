@@ -7,6 +7,7 @@ use tranche::model::mig::MigPlace;
 
 use crate::fake_mig::Refusal;
 use crate::site::{Claim, Site, uuid};
+use crate::stop_at::When;
 
 const ONE: &str = "gpu-3-mig-1g10gb-19-0";
 const TWO: &str = "gpu-3-mig-2g20gb-14-2";
@@ -181,4 +182,33 @@ async fn what_the_controller_grants_of_a_whole_gpu_is_made_on_it() {
     let share = Claim::new("share", &["gpu-3"]).share("2000Mi", "25");
     site.api.put(&share);
     plugin.refused(&share, &["gpu-3"]).await;
+}
+
+#[tokio::test]
+async fn stopped_while_a_mode_goes_off() {
+    for (index, when) in [(0, When::Before), (0, When::After), (1, When::Before), (1, When::After)] {
+        let at = format!("{when:?} verb {index}");
+        let site = Site::whole_or_cut();
+        *site.keep.lock().unwrap() = Duration::ZERO;
+        let plugin = site.start_plugin();
+        let one = put(&site, "one", ONE);
+        plugin.prepared(&one, &at).await;
+        plugin.unprepare(&one).await.unwrap();
+        plugin.host.stop_at(index, when);
+        plugin.review_modes().await;
+        assert!(plugin.host.stopped(), "{at}: ran through");
+        plugin.check(&at);
+        drop(plugin);
+        site.check(&at);
+        let plugin = site.start_plugin();
+        plugin.review_modes().await;
+        assert!(!is_on(&site), "{at}");
+        // Nothing says any more that it were ours.
+        site.mig.switch(&uuid(3), true);
+        plugin.review_modes().await;
+        assert!(is_on(&site), "{at}");
+        site.mig.switch(&uuid(3), false);
+        plugin.prepared(&put(&site, "whole", "gpu-3"), &at).await;
+        site.check(&at);
+    }
 }
