@@ -83,7 +83,7 @@ pub struct NodeArgs {
     #[arg(long, env = "TRANCHE_MIG_ON_DEMAND", hide_env_values = true)]
     pub mig_on_demand: Option<String>,
     /// Switch MIG mode on and off by itself on those GPUs, from Hopper on: on when the first MIG device is made for a claim,
-    /// off when a claim gets the whole GPU, or once no MIG device has been there for so long, such as 10m [default: never].
+    /// off when a claim gets the whole GPU, or once no MIG device has been there for so long, such as 10m [default: none].
     #[arg(long, env = "TRANCHE_MIG_KEEP", hide_env_values = true)]
     pub mig_keep: Option<String>,
 }
