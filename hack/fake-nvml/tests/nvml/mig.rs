@@ -114,7 +114,11 @@ fn instances_are_made_and_ended() {
     unsafe {
         let h = gpu.handle();
         assert_eq!(sys.nvmlDeviceCreateGpuInstance(h, 19, &mut gi), 3, "not in MIG mode");
-        assert_eq!(sys.nvmlDeviceGetGpuInstanceRemainingCapacity(h, 19, &mut left), 0, "it says what it could be");
+        assert_eq!(
+            sys.nvmlDeviceGetGpuInstanceRemainingCapacity(h, 19, &mut left),
+            0,
+            "it says what it could be"
+        );
         assert_eq!(left, 7);
         assert_eq!(sys.nvmlDeviceSetMigMode(h, 1, &mut status), 0);
         assert_eq!(status, 0);
