@@ -67,11 +67,7 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
         }
         MigMode::OnDemand(cut) if cut.switch == MigSwitch::Off && !shares.is_empty() => {
             gpu.mig = MigMode::Off;
-            Some(format!(
-                "--mig-on-demand and --mig-keep name it now, but claims have shares of before: {}; it is given whole or cut \
-                 once they have gone",
-                named(&shares)
-            ))
+            Some(shared(&shares))
         }
         MigMode::OnDemand(cut) if cut.switch == MigSwitch::Off => {
             // What is about to be made, or was ended while NVML was asked, was not there for another reason.
@@ -111,6 +107,14 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
     {
         gpu.health = Health::Changing(words);
     }
+}
+
+fn shared(shares: &[&Claimed]) -> String {
+    format!(
+        "--mig-on-demand and --mig-keep name it now, but claims have shares of before: {}; it is given whole or cut once \
+         they have gone",
+        named(shares)
+    )
 }
 
 fn switched_off(made: &[&Claimed]) -> String {

@@ -268,11 +268,6 @@ async fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gon
     cluster.end().await;
 }
 
-/// Whether the board is in MIG mode.
-fn is_on(cluster: &TestCluster) -> bool {
-    cluster.fake_state(NODE, BOARD)["mig"]["value"]["enabled"] == true
-}
-
 /// A whole GPU that nobody has is a whole GPU, three MIG devices of different sizes, and a whole GPU again.
 #[tokio::test]
 #[ignore = "needs a rig"]
@@ -282,6 +277,7 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
     let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
     settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
     let board = format!("gpu-{BOARD}");
+    let is_on = || cluster.is_switched_on(NODE, BOARD);
     let published = || async {
         let names = cluster.published_names(NODE).await;
         let of_board =
@@ -290,7 +286,7 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
     };
     let names = wait_until("the GPU, and all that can be made of it", PATIENCE, published).await;
     assert_eq!(cluster.attribute(NODE, &board, "type").await, "gpu");
-    assert!(!is_on(&cluster));
+    assert!(!is_on());
     let uuid = cluster.attribute(NODE, &board, "uuid").await;
     cluster.create(template("whole", json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
     for (name, profile) in [("small", "1g.10gb"), ("double", "2g.20gb"), ("half", "3g.40gb")] {
@@ -300,7 +296,7 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
     cluster.create(on(NODE, by_template("whole", "whole"))).await;
     cluster.wait_ready("whole").await;
     let inside = cluster.inside("whole", "main");
-    assert_eq!((&inside.gpus[..], inside.caps.len(), is_on(&cluster)), (&[6][..], 0, false));
+    assert_eq!((&inside.gpus[..], inside.caps.len(), is_on()), (&[6][..], 0, false));
     cluster.create(on(NODE, by_template("small", "small"))).await;
     println!("beside a whole GPU: {}", wait_unschedulable(&cluster, "small").await);
     cluster.delete("whole").await;
@@ -310,7 +306,7 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
     }
     let cut = ["small", "double", "half"].map(str::to_owned);
     cluster.wait_all_ready(&cut).await;
-    assert_eq!((made(&cluster).len(), is_on(&cluster)), (3, true));
+    assert_eq!((made(&cluster).len(), is_on()), (3, true));
     for name in &cut {
         let inside = cluster.inside(name, "main");
         assert_eq!((&inside.gpus[..], inside.caps.len()), (&[6][..], 2), "{name}");
@@ -321,7 +317,7 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
     println!("beside MIG devices: {}", wait_unschedulable(&cluster, "again").await);
     cluster.delete_all(&cut).await;
     cluster.wait_ready("again").await;
-    assert_eq!((made(&cluster).len(), is_on(&cluster)), (0, false), "off for the pod that has it whole");
+    assert_eq!((made(&cluster).len(), is_on()), (0, false), "off for the pod that has it whole");
     assert_eq!(cluster.published_names(NODE).await, names);
     cluster.delete("again").await;
 
@@ -340,7 +336,7 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
     println!("has it: {has}; waits: {}", wait_unschedulable(&cluster, waits).await);
     cluster.delete(has).await;
     cluster.wait_ready(waits).await;
-    assert_eq!(is_on(&cluster), waits == "second");
+    assert_eq!(is_on(), waits == "second");
     cluster.delete(waits).await;
     drop(undo);
     cluster.end().await;

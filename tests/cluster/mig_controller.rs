@@ -170,7 +170,7 @@ async fn an_idle_gpu_is_given_whole_and_cut_by_the_controller() {
     wait_until("the GPU, and what it can be cut into", PATIENCE, published).await;
     let uuid = cluster.attribute(NODE, &device, "uuid").await;
     assert_eq!(cluster.attribute(NODE, &device, "type").await, "gpu");
-    let is_on = || cluster.fake_state(NODE, BOARD)["mig"]["value"]["enabled"] == true;
+    let is_on = || cluster.is_switched_on(NODE, BOARD);
     for name in ["whole", "again"] {
         cluster.create(claim(name, json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
     }

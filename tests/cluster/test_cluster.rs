@@ -533,6 +533,13 @@ impl TestCluster {
         state["gpus"][board].clone()
     }
 
+    /// True if a set-call has switched the board's MIG mode on: not if the control file has it on, or has changed since.
+    pub fn is_switched_on(&self, node: &str, board: &str) -> bool {
+        let state = self.fake_state(node, board);
+        let by_file = state["mig"]["over"].as_str().is_some_and(|over| over.contains("\"enabled\":true"));
+        state["mig"]["value"]["enabled"] == true && !by_file
+    }
+
     /// The boards that MPS has for itself, in NVML's EXCLUSIVE_PROCESS mode (3).
     pub fn exclusive_boards(&self, node: &str) -> Vec<String> {
         let text = fs::read_to_string(self.host(node, "/run/fake-nvml/state.json")).unwrap_or_default();
