@@ -97,7 +97,7 @@ pub(super) struct Memo {
     identity: Option<DeviceIdentity>,
 }
 
-/// Reads all figures of one device, with at most six calls (nine the first time). A figure that cannot be read is absent.
+/// Reads all figures of one device, with at most seven calls (ten the first time). A figure that cannot be read is absent.
 ///
 /// # Errors
 /// Only those after which the library must be loaded anew.

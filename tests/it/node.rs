@@ -790,7 +790,7 @@ async fn container_edits_follow_the_toolkits_hook_the_sockets_and_the_numbers_of
     renewed("it ends", &|edits| !has_socket(edits)).await;
     // The toolkit comes, moves and goes.
     let hook = |at: &'static str| {
-        let host = site.path("driver").join(at).display().to_string();
+        let host = format!("/driver/{at}");
         move |edits: &Value| {
             let hooks = edits["containerEdits"]["hooks"].as_array().cloned().unwrap_or_default();
             !hooks.is_empty() && hooks.iter().all(|hook| hook["path"] == *host)

@@ -49,8 +49,13 @@ fn api_server(code: u16, reason: &'static str, message: &str) -> SocketAddr {
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let mut head = [0; 4096];
-            let _ = stream.read(&mut head);
+            let (mut head, mut part) = (Vec::new(), [0; 4096]);
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read(&mut part) {
+                    Ok(0) | Err(_) => break,
+                    Ok(read) => head.extend_from_slice(&part[..read]),
+                }
+            }
             let length = body.len();
             let _ = write!(
                 stream,
