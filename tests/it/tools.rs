@@ -49,13 +49,7 @@ fn api_server(code: u16, reason: &'static str, message: &str) -> SocketAddr {
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let (mut head, mut part) = (Vec::new(), [0; 4096]);
-            while !head.ends_with(b"\r\n\r\n") {
-                match stream.read(&mut part) {
-                    Ok(0) | Err(_) => break,
-                    Ok(read) => head.extend_from_slice(&part[..read]),
-                }
-            }
+            read_head(&mut stream);
             let length = body.len();
             let _ = write!(
                 stream,
@@ -630,13 +624,23 @@ fn top_of_a_node_without_gpus_fails_and_names_those_that_have_some() {
     assert_eq!(said, words);
 }
 
+/// A request without a body may come in parts.
+fn read_head(stream: &mut impl Read) {
+    let (mut head, mut part) = (Vec::new(), [0; 4096]);
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut part) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => head.extend_from_slice(&part[..read]),
+        }
+    }
+}
+
 /// A process that tells this state on a socket, to everybody who asks.
 fn tells(socket: &Path, state: String) {
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let mut head = [0; 4096];
-            let _ = stream.read(&mut head);
+            read_head(&mut stream);
             let length = state.len();
             let _ = write!(
                 stream,
