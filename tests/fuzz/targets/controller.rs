@@ -439,8 +439,10 @@ impl Api {
         mut object: Value,
         wrap: fn(WatchEvent<K>) -> Change,
     ) {
-        if self.tenant && object.is_object() {
-            object["metadata"]["namespace"] = EVIL.into();
+        if self.tenant
+            && let Some(meta) = object.get_mut("metadata").and_then(Value::as_object_mut)
+        {
+            meta.insert("namespace".to_owned(), EVIL.into());
         }
         self.store(object, wrap);
     }
