@@ -3,7 +3,7 @@
 //! Temporary files carry [`TEMP_PREFIX`]; a crash can leave one behind, and [`remove_temporaries`] clears it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -52,6 +52,21 @@ pub fn append_at(path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
         file.set_len(offset)?;
     }
     file.write_all_at(bytes, offset)
+}
+
+/// What a file has, up to so many bytes. None: there is none.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read_at_most(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 /// Removes a file; one that is not there is fine. True if it was there.

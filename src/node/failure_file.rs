@@ -3,7 +3,7 @@
 //!
 //! Losing the file costs little: a place is tried again, and fails again. So it stops nothing, whatever is in it.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::host::{Durability, Host};
+use crate::host::{Durability, Host, durable};
 use crate::model::mig::MigPlace;
 use crate::model::names::{BootId, ClaimUid, DeviceUuid};
 
@@ -66,14 +66,8 @@ impl FailureFile {
     }
 
     fn content(&self) -> io::Result<Option<Content>> {
-        let file = match std::fs::File::open(self.folder.join(FILE)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut bytes = Vec::new();
-        file.take(MOST_BYTES).read_to_end(&mut bytes)?;
-        Ok(Some(serde_json::from_slice(&bytes)?))
+        let bytes = durable::read_at_most(&self.folder.join(FILE), MOST_BYTES)?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
     }
 
     /// Writes what `all` gives; without anything to remember there is no file. Blocks its thread.

@@ -9,8 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,14 +127,8 @@ impl MigModes {
         if !gpu.is_well_formed() {
             return Ok(None);
         }
-        let file = match File::open(self.folder.join(format!("{gpu}{SUFFIX}"))) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut bytes = Vec::new();
-        file.take(MOST_BYTES).read_to_end(&mut bytes)?;
-        Ok(Some(serde_json::from_slice(&bytes)?))
+        let bytes = durable::read_at_most(&self.folder.join(format!("{gpu}{SUFFIX}")), MOST_BYTES)?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
     }
 
     fn put(&self, gpu: &DeviceUuid, since: u64, idle_since: Option<u64>) -> io::Result<()> {
