@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
@@ -89,6 +90,7 @@ impl TestCluster {
         wait_until("the namespace's service account", PATIENCE, account).await;
         // What the test before left has ended, also if it failed.
         cluster.wait_clean().await;
+        wait_until("all controllers to answer", PATIENCE, || cluster.controllers_answer()).await;
         for node in &cluster.nodes {
             cluster.registered(node, PATIENCE).await;
             let offers = || async { (!cluster.published(node).await.is_empty()).then_some(()) };
@@ -426,6 +428,20 @@ impl TestCluster {
         let mut pods = pods.list(&list).await.expect("the driver's pods can be listed").items;
         pods.sort_by_key(|pod| std::cmp::Reverse(pod.metadata.creation_timestamp.clone()));
         pods
+    }
+
+    /// As many controllers as the Deployment wants, where there is one, are ready, and each answers: kubelet calls a
+    /// container ready for a while after its process ended.
+    async fn controllers_answer(&self) -> Option<()> {
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), SYSTEM);
+        let deployment = deployments.get_opt("tranche-controller").await.ok()?;
+        let wanted = deployment.and_then(|found| found.spec.replicas).unwrap_or(0);
+        let list = ListParams::default().labels("app.kubernetes.io/component=controller");
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), SYSTEM);
+        let mut pods = pods.list(&list).await.ok()?.items;
+        pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
+        let answers = |pod: &Pod| is_ready(pod) && ask(pod, "/healthz").is_some();
+        (i32::try_from(pods.len()) == Ok(wanted) && pods.iter().all(answers)).then_some(())
     }
 
     /// The plugin's pod on this node that is ready and not on its way out.
