@@ -228,9 +228,7 @@ struct Looked {
 /// moment 0, and the core is of no use afterwards: what it has decided is never written. `at`: the time of day.
 pub fn explain(core: &mut Core, listing: &Listing, subjects: &[Subject], at: Timestamp) -> Vec<Explained> {
     core.recorder.begins(at);
-    core.start(TURN);
-    core.regroup(TURN);
-    core.reevaluate_gpus(TURN);
+    core.catch_up(Moment::ZERO, TURN);
     let known = subjects.iter().filter_map(|subject| match subject {
         Subject::Claim(claim) => core.view.claim(*claim),
         Subject::Limits(_) => None,

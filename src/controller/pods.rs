@@ -1,21 +1,39 @@
-//! Where pods take room of nodes, and which pods a gang has.
+//! Where pods take room of nodes, which pods a gang has, and which are to be looked at since their claims have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controller::queue::UnitKey;
 use crate::feasible::Resources;
+use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
+
+/// Claims of marked pods that are looked up for a namespace in one round: some milliseconds.
+const LOOKUPS_MAX: usize = 16_384;
 
 /// A node, and what a pod takes of it.
 pub type Place = (NodeName, Resources);
+
+/// What a pod of a gang asks for, as it was when the pod was last looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MemberAsks {
+    /// Not all of its claims are known.
+    #[default]
+    Unknown,
+    /// A claim of it is for a share.
+    Shares,
+    /// None is, such as of a launcher.
+    Nothing,
+}
 
 #[derive(Debug, Default)]
 pub struct Pods {
     places: BTreeMap<PodUid, Place>,
     on_nodes: BTreeMap<NodeName, BTreeSet<PodUid>>,
-    gangs: BTreeMap<UnitKey, BTreeSet<PodUid>>,
+    gangs: BTreeMap<UnitKey, BTreeMap<PodUid, MemberAsks>>,
     /// The gangs that pods are members of. No entry: the pod is a unit by itself.
     gang_of: BTreeMap<PodUid, UnitKey>,
+    /// By namespace.
+    marked: BTreeMap<String, BTreeSet<PodUid>>,
 }
 
 impl Pods {
@@ -72,7 +90,7 @@ impl Pods {
         }
         let old = self.forget_unit(pod);
         if let UnitKey::Gang { .. } = &unit {
-            self.gangs.entry(unit.clone()).or_default().insert(pod.clone());
+            self.gangs.entry(unit.clone()).or_default().insert(pod.clone(), MemberAsks::default());
             self.gang_of.insert(pod.clone(), unit.clone());
         }
         (old != unit).then_some(old)
@@ -95,15 +113,56 @@ impl Pods {
         self.gang_of.get(pod).cloned().unwrap_or_else(|| UnitKey::Pod(pod.clone()))
     }
 
+    /// A claim of the pod has changed: the next round looks at the pod, once for all of its claims.
+    pub fn mark(&mut self, pod: &PodRef) {
+        let marked = match self.marked.get_mut(&pod.namespace) {
+            Some(marked) => marked,
+            None => self.marked.entry(pod.namespace.clone()).or_default(),
+        };
+        if !marked.contains(&pod.uid) {
+            marked.insert(pod.uid.clone());
+        }
+    }
+
+    /// Marked pods for one round, of each namespace as many as have [`LOOKUPS_MAX`] claims together, at least one. The
+    /// others stay marked. `claims`: how many a pod has.
+    pub fn take_marked(&mut self, claims: impl Fn(&PodUid) -> usize) -> Vec<PodUid> {
+        let mut taken = Vec::new();
+        self.marked.retain(|_, marked| {
+            let mut lookups = 0;
+            while lookups < LOOKUPS_MAX
+                && let Some(pod) = marked.pop_first()
+            {
+                lookups += claims(&pod).max(1);
+                taken.push(pod);
+            }
+            !marked.is_empty()
+        });
+        taken
+    }
+
+    /// Some are marked still.
+    pub fn has_marked(&self) -> bool {
+        !self.marked.is_empty()
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub fn gangs(&self) -> usize {
         self.gangs.len()
     }
 
-    /// Those of a gang, whether they wait or not.
-    pub fn members(&self, gang: &UnitKey) -> impl Iterator<Item = &PodUid> {
-        self.gangs.get(gang).into_iter().flatten()
+    /// A pod asks for this. Kept of those that are in a gang.
+    pub fn set_asks(&mut self, pod: &PodUid, asks: MemberAsks) {
+        let members = self.gang_of.get(pod).and_then(|gang| self.gangs.get_mut(gang));
+        if let Some(known) = members.and_then(|members| members.get_mut(pod)) {
+            *known = asks;
+        }
+    }
+
+    /// Those of a gang, whether they wait or not, and what they ask for.
+    pub fn members(&self, gang: &UnitKey) -> impl Iterator<Item = (&PodUid, MemberAsks)> {
+        self.gangs.get(gang).into_iter().flatten().map(|(pod, asks)| (pod, *asks))
     }
 }
 

@@ -15,7 +15,7 @@ impl Core {
             return round;
         }
         self.start(now);
-        self.regroup(now);
+        self.review_marked(now);
         self.reevaluate_gpus(now);
         self.reclaim_unused(now);
         if self.queue.expire(now) {
@@ -31,9 +31,8 @@ impl Core {
         self.reevaluate_gpus(now);
         // What this round has set free is for the next.
         let more = self.capacity.epoch() != epoch && !self.queue.is_empty();
-        let again =
-            (more || self.queue.has_left() || self.demand.has_left() || self.capacity.index.spent().1)
-                .then_some(now);
+        let left = self.queue.has_left() || self.demand.has_left() || self.pods.has_marked();
+        let again = (more || left || self.capacity.index.spent().1).then_some(now);
         let due = [
             again,
             self.holds.next(now),

@@ -2,6 +2,7 @@
 //! controller's order, each beside what those before it would get. Nothing is written.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::allocate::Placement;
 use crate::allocate::moves::SEARCH_TICKS;
@@ -47,9 +48,7 @@ pub enum Help {
 /// What waits, in order. The core was fed with everything at moment 0, and is of no use afterwards. `namespace`: only what
 /// waits there is helped; the others come before and after it all the same.
 pub fn rebalance(core: &mut Core, listing: &Listing, namespace: Option<&str>) -> Vec<Waits> {
-    core.start(TURN);
-    core.regroup(TURN);
-    core.reevaluate_gpus(TURN);
+    core.catch_up(Duration::ZERO, TURN);
     let pods: Vec<PodUid> = core.queue.pods().cloned().collect();
     // What kube-scheduler alone counts is known of the namespace that was listed.
     pods.iter().for_each(|pod| refuse_where_short(core, listing, pod));

@@ -80,7 +80,7 @@ impl Core {
     /// doubt, comes to nothing.
     pub(in crate::controller) fn written(&mut self, key: ClaimKey, claim: Box<ResourceClaim>, now: Moment) {
         self.changed(claim, now);
-        self.confirm_absent(key, now);
+        self.confirm_absent(key);
     }
 
     /// What came of a claim that we made. Nobody need know it yet.
@@ -145,16 +145,16 @@ impl Core {
             // Should the allocation have failed, that is to be made sure of.
             true => self.tracker.confirm_at(claim, now),
             // Its pod has gone meanwhile: what was created counts as a claim that nobody planned.
-            false => self.confirm_absent(claim, now),
+            false => self.confirm_absent(claim),
         }
     }
 
     /// An allocation that was in doubt does not stand in the API, and will not.
-    pub(super) fn confirm_absent(&mut self, claim: ClaimKey, now: Moment) {
+    pub(super) fn confirm_absent(&mut self, claim: ClaimKey) {
         let open = self.view.claim(claim).is_none_or(|claim| claim.allocation.is_none());
         if self.tracker.confirmed(claim) && open {
             self.set_grants(claim, Vec::new());
-            self.review_users(claim, now);
+            self.mark_users(claim);
         }
     }
 
@@ -162,12 +162,12 @@ impl Core {
         let verdict = self.tracker.failed(key, failure, stored(&self.view, key), now);
         match verdict {
             Verdict::Wait => {}
-            Verdict::NotWritten => self.confirm_absent(key, now),
+            Verdict::NotWritten => self.confirm_absent(key),
             Verdict::NotCreated => {
                 if let (Failure::Refused(words), Some(claim)) = (failure, self.view.claim(key)) {
                     self.recorder.not_taken(claim, self.view.pods_of(claim), words, now);
                 }
-                self.confirm_absent(key, now);
+                self.confirm_absent(key);
             }
             Verdict::Cancel(unit) => self.cancel(&unit, now),
             Verdict::Refused(unit) => {

@@ -105,7 +105,7 @@ impl Core {
         }
         // Of a change that means nothing to pods there may be thousands a second.
         if !is_same {
-            self.review_users(key, now);
+            self.mark_users(key);
         }
         let Some(claim) = self.view.claim(key) else { return };
         if before.is_some_and(|before| before.policy != claim.policy) {
@@ -178,30 +178,55 @@ impl Core {
             self.set_grants(key, Vec::new());
         }
         self.purse.forget(key);
-        let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
-        pods.iter().for_each(|pod| self.review(pod, now));
+        self.view.pods_of(claim).for_each(|pod| self.pods.mark(&pod.at));
     }
 
     // Pods.
 
     pub(in crate::controller) fn pod(&mut self, uid: &PodUid, now: Moment) {
-        if let Some(key) = self.view.pod(uid).map(|pod| self.unit_of(pod))
-            && let Some(old) = self.pods.set_unit(uid, key)
-            && self.tracker.node_of(&old, uid).is_some()
-        {
-            self.cancel(&old, now);
-        }
+        self.set_unit(uid, now);
         self.recount(uid);
         self.touch_holders(uid);
         self.review(uid, now);
         self.tell_unpromised(uid, now);
     }
 
-    /// Pods whose gang's minimum may be another now.
-    pub(in crate::controller) fn regroup(&mut self, now: Moment) {
-        for pod in self.view.take_regrouped() {
-            self.pod(&pod, now);
+    fn set_unit(&mut self, uid: &PodUid, now: Moment) {
+        if let Some(key) = self.view.pod(uid).map(|pod| self.unit_of(pod))
+            && let Some(old) = self.pods.set_unit(uid, key)
+            && self.tracker.node_of(&old, uid).is_some()
+        {
+            self.cancel(&old, now);
         }
+    }
+
+    /// Takes in what the changes since the last round mean for pods as a whole: of each gang of which something else is
+    /// said, and of each pod of which a claim has changed. A pod names up to a thousand claims, and any number of pods
+    /// name a claim: each pod is looked at once, and no namespace's pods take more than their part of a round.
+    pub(in crate::controller) fn review_marked(&mut self, now: Moment) {
+        for uid in self.view.take_regrouped() {
+            self.set_unit(&uid, now);
+            if let Some(pod) = self.view.pod(&uid) {
+                self.pods.mark(&pod.at);
+            }
+        }
+        let view = &self.view;
+        for pod in self.pods.take_marked(|pod| view.pod(pod).map_or(0, |pod| pod.claims.len())) {
+            self.recount(&pod);
+            self.touch_holders(&pod);
+            self.review(&pod, now);
+            self.tell_unpromised(&pod, now);
+        }
+    }
+
+    /// The same of all, for who asks without a running controller, and the GPUs. `fed`: when the changes came.
+    pub(in crate::controller) fn catch_up(&mut self, fed: Moment, now: Moment) {
+        self.start(now);
+        self.review_marked(fed);
+        while self.pods.has_marked() {
+            self.review_marked(fed);
+        }
+        self.reevaluate_gpus(now);
     }
 
     fn pod_gone(&mut self, pod: &Pod, now: Moment) {

@@ -85,7 +85,7 @@ impl Core {
     fn make_sure(&mut self, now: Moment, round: &mut Round) {
         for key in self.tracker.to_confirm(now) {
             let Some(at) = self.view.claim(key).and_then(Claim::version).cloned() else {
-                self.confirm_absent(key, now);
+                self.confirm_absent(key);
                 continue;
             };
             let version = Some(at.resource_version.clone());

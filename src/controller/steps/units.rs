@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::controller::Moment;
 use crate::controller::core::{Core, stored, unit};
 use crate::controller::gang::{Minimum, Placed};
-use crate::controller::pods::Change;
+use crate::controller::pods::{Change, MemberAsks};
 use crate::controller::queue::{UnitKey, Waiter};
 use crate::controller::tracker::Plan;
 use crate::controller::view::groups::Family;
@@ -14,15 +14,18 @@ use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid};
 
 impl Core {
-    pub(super) fn review_users(&mut self, claim: ClaimKey, now: Moment) {
+    /// A claim has changed: the next round looks at the pods that name it.
+    pub(super) fn mark_users(&mut self, claim: ClaimKey) {
+        self.mark_users_but(claim, &BTreeSet::new());
+    }
+
+    /// The same of those that are not among these pods.
+    fn mark_users_but(&mut self, claim: ClaimKey, but: &BTreeSet<PodUid>) {
         let Some(claim) = self.view.claim(claim) else { return };
         let holders = &mut self.reserves.evictions.preempting.holders;
         self.capacity.gpus_of(claim.key).iter().for_each(|gpu| holders.touch(&gpu.node));
-        let pods: Vec<PodUid> = self.view.pods_of(claim).map(|pod| pod.at.uid.clone()).collect();
-        for pod in pods {
-            self.recount(&pod);
-            self.review(&pod, now);
-        }
+        let pods = self.view.pods_of(claim).filter(|pod| !but.contains(&pod.at.uid));
+        pods.for_each(|pod| self.pods.mark(&pod.at));
     }
 
     /// Where the pod takes room: on its node, or on the one that its claims are for.
@@ -61,6 +64,12 @@ impl Core {
                 && !claim.ending
                 && !self.tracker.is_decided(claim.key)
         };
+        let asks = match &claims {
+            Some(claims) if claims.iter().any(|claim| claim.is_shares()) => MemberAsks::Shares,
+            Some(_) if !pod.unnamed => MemberAsks::Nothing,
+            Some(_) | None => MemberAsks::Unknown,
+        };
+        self.pods.set_asks(uid, asks);
         let waits = pod.is_ready() && claims.as_ref().is_some_and(|claims| claims.iter().any(open));
         match waits {
             true => {
@@ -73,23 +82,21 @@ impl Core {
         self.note_needs(uid);
     }
 
-    /// Pods of a gang that have their place, and those that ask for no share (a launcher).
+    /// Pods of a gang that have their place, and those that ask for no share (a launcher). In each round each gang is
+    /// asked: no claim is looked up here.
     pub(in crate::controller) fn placed(&self, key: &UnitKey) -> Placed {
-        let shares = |pod: &Pod| {
-            let claims = self.view.claims_of(pod);
-            claims.is_some_and(|claims| claims.iter().any(|claim| claim.is_shares()))
-        };
         let has_place = |pod: &PodUid| !self.queue.contains(pod) && self.pods.has_place(pod);
         let mut placed = Placed::default();
         if let UnitKey::Pod(_) = key {
             return placed;
         }
-        for pod in self.pods.members(key).filter_map(|uid| self.view.pod(uid)).filter(|pod| !pod.ending) {
+        for (uid, asks) in self.pods.members(key) {
+            let Some(pod) = self.view.pod(uid).filter(|pod| !pod.ending) else { continue };
             let part = pod.gang().and_then(|gang| gang.part.as_deref());
-            match (has_place(&pod.at.uid), shares(pod)) {
-                (true, true) => placed.add(part),
-                (_, false) if self.view.asks_for_nothing(pod) => placed.add_other(part),
-                _ => {}
+            match asks {
+                MemberAsks::Shares if has_place(uid) => placed.add(part),
+                MemberAsks::Nothing => placed.add_other(part),
+                MemberAsks::Shares | MemberAsks::Unknown => {}
             }
         }
         placed
@@ -102,7 +109,8 @@ impl Core {
         let units = self.view.pods_of(claim).map(|pod| self.pods.unit_of(&pod.at.uid));
         let gangs: BTreeSet<UnitKey> = units.filter(|key| matches!(key, UnitKey::Gang { .. })).collect();
         for gang in gangs {
-            let pods: Vec<&Pod> = self.pods.members(&gang).filter_map(|uid| self.view.pod(uid)).collect();
+            let pods: Vec<&Pod> =
+                self.pods.members(&gang).filter_map(|(uid, _)| self.view.pod(uid)).collect();
             let claims = pods.iter().flat_map(|pod| self.view.claims_of(pod).into_iter().flatten());
             let claims: Vec<&Claim> = claims.filter(|claim| claim.is_shares()).collect();
             let is_bound = pods.iter().any(|pod| pod.node.is_some() && !pod.ending);
@@ -118,15 +126,14 @@ impl Core {
     // Plans.
 
     pub(in crate::controller) fn adopt(&mut self, key: UnitKey, plan: Plan, now: Moment) {
-        let (claims, pods): (Vec<ClaimKey>, Vec<PodUid>) =
-            (plan.claims.keys().copied().collect(), plan.pods.keys().cloned().collect());
+        let claims: Vec<ClaimKey> = plan.claims.keys().copied().collect();
+        let pods: BTreeSet<PodUid> = plan.pods.keys().cloned().collect();
         for (key, claim) in &plan.claims {
             self.set_grants(*key, claim.grants());
             claim.gpus().for_each(|gpu| self.holds.want(&gpu));
         }
         self.tracker.plan(key, plan, now);
-        pods.iter().for_each(|pod| self.recount(pod));
-        claims.into_iter().for_each(|claim| self.review_users(claim, now));
+        self.review_all(&pods, &claims, now);
     }
 
     /// Gives up what was decided for a unit and is not in the API yet. What is there of a gang is taken back.
@@ -135,11 +142,17 @@ impl Core {
             return;
         };
         cancelled.freed.into_iter().for_each(|claim| self.set_grants(claim, Vec::new()));
-        for pod in &cancelled.pods {
+        self.review_all(&cancelled.pods.into_iter().collect(), &cancelled.claims, now);
+    }
+
+    /// Something was decided for a unit, or taken back: its pods are looked at, and whoever else names its claims is in
+    /// the next round.
+    fn review_all(&mut self, pods: &BTreeSet<PodUid>, claims: &[ClaimKey], now: Moment) {
+        for pod in pods {
             self.recount(pod);
             self.review(pod, now);
         }
-        cancelled.claims.into_iter().for_each(|claim| self.review_users(claim, now));
+        claims.iter().for_each(|claim| self.mark_users_but(*claim, pods));
     }
 }
 

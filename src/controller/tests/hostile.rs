@@ -67,6 +67,64 @@ fn claims_of_a_pod_with_more_requests_than_any_pod_is_placed_with_are_refused_at
     assert!(why.contains("have 6402 requests together; a pod is placed with at most 256"), "{why}");
 }
 
+/// Each claim that was created, changed or deleted had all pods that name it looked at, each with all of its claims.
+#[test]
+fn pods_that_name_many_claims_are_looked_at_once_a_round_however_many_of_these_change() {
+    let (claims, pods, changes): (u64, u64, u64) = (200, 400, 40);
+    let mut cluster = cluster(1, 2);
+    let names: Vec<String> = (0..claims).map(|nth| format!("c{nth}")).collect();
+    names.iter().for_each(|name| claim(&mut cluster, "evil", name, &plain(2)));
+    for nth in 0..pods {
+        pod(&mut cluster, "evil", &format!("p{nth}"), &names);
+    }
+    cluster.settle(LONG);
+    let before = cluster.core.view.lookups();
+    for nth in 0..changes {
+        let name = &names[usize::try_from(nth).unwrap()];
+        cluster.drop_claim(&("evil".to_owned(), name.clone()));
+        claim(&mut cluster, "evil", name, &plain(2));
+    }
+    share(&mut cluster, "victim", "10Gi");
+    cluster.deliver(usize::MAX);
+    let heard = cluster.core.view.lookups() - before;
+    assert!(heard < 2 * changes + claims, "{heard} look-ups for {changes} claims that were changed twice");
+    cluster.round();
+    let round = cluster.core.view.lookups() - before - heard;
+    // All pods with all of their claims are 80,000, and that for each change 6,400,000. Those that have a turn are
+    // looked at once more.
+    assert!(round < 300_000, "{round} look-ups in the round");
+    assert!(cluster.core.pods.has_marked(), "one round looks at a part of them");
+    cluster.settle(LONG);
+    assert!(cluster.place("victim").is_some());
+    assert!(!cluster.core.pods.has_marked(), "the others were looked at in the rounds after that");
+    let why = waits_because(&cluster, "evil", "c199");
+    assert!(why.contains("have 400 requests together"), "{why}");
+}
+
+/// Each round asked of each pod of each gang that waits whether all of its claims were there.
+#[test]
+fn gangs_that_wait_are_counted_in_each_round_without_a_look_at_their_claims() {
+    let mut cluster = cluster(1, 2);
+    let names: Vec<String> = (0..100).map(|nth| format!("c{nth}")).collect();
+    names.iter().for_each(|name| claim(&mut cluster, "evil", name, &plain(1)));
+    for nth in 0..50 {
+        let named: Vec<Value> =
+            names.iter().map(|one| json!({"name": one, "resourceClaimName": one})).collect();
+        let annotations = json!({"tranche.dev/gang": "g", "tranche.dev/gang-size": "60"});
+        cluster.store_pod(object(json!({
+            "metadata": {"name": format!("p{nth}"), "namespace": "evil", "annotations": annotations},
+            "spec": {"containers": [{"name": "main"}], "resourceClaims": named},
+            "status": {"phase": "Pending"}})));
+    }
+    cluster.settle(LONG);
+    let before = cluster.core.view.lookups();
+    for _ in 0..10 {
+        cluster.round();
+    }
+    let rounds = cluster.core.view.lookups() - before;
+    assert!(rounds < 5_000, "{rounds} look-ups in ten rounds: a gang of 50 pods with 100 claims each waits");
+}
+
 #[test]
 fn requests_and_alternatives_of_a_pod_are_bounded_together() {
     let mut cluster = cluster(1, 8);

@@ -16,12 +16,15 @@ pub(super) struct ClaimTable {
     all: BTreeMap<ClaimKey, Claim>,
     /// Of those that exist.
     uids: BTreeMap<ClaimUid, ClaimKey>,
-    names: BTreeMap<(String, String), ClaimKey>,
+    /// By namespace and name.
+    names: BTreeMap<String, BTreeMap<String, ClaimKey>>,
     uses: BTreeMap<GpuRef, BTreeMap<ClaimKey, Use>>,
     /// Our holds, allocated or not.
     holds: BTreeMap<GpuRef, ClaimKey>,
     /// Claims that were deleted last, by the watch's word or because a list did not have them any more.
     gone: VecDeque<ClaimUid>,
+    #[cfg(test)]
+    lookups: std::sync::atomic::AtomicU64,
 }
 
 impl ClaimTable {
@@ -54,7 +57,15 @@ impl ClaimTable {
     }
 
     pub fn named(&self, namespace: &str, name: &str) -> Option<&Claim> {
-        self.all.get(self.names.get(&(namespace.to_owned(), name.to_owned()))?)
+        #[cfg(test)]
+        self.lookups.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.all.get(self.names.get(namespace)?.get(name)?)
+    }
+
+    /// How often a claim was looked up by name.
+    #[cfg(test)]
+    pub fn lookups(&self) -> u64 {
+        self.lookups.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Who names a GPU, and how.
@@ -97,7 +108,8 @@ impl ClaimTable {
         if let Some(at) = claim.version() {
             self.uids.insert(at.claim.uid.clone(), key);
         }
-        self.names.insert(name(&claim), key);
+        let names = self.names.entry(claim.namespace().to_owned()).or_default();
+        names.insert(claim.name().to_owned(), key);
         self.all.insert(key, claim);
     }
 
@@ -117,15 +129,15 @@ impl ClaimTable {
         if let Some(at) = claim.version() {
             self.uids.remove(&at.claim.uid);
         }
-        let name = name(&claim);
         // Another claim may have the name by now.
-        if self.names.get(&name) == Some(&key) {
-            self.names.remove(&name);
+        if let Some(names) = self.names.get_mut(claim.namespace())
+            && names.get(claim.name()) == Some(&key)
+        {
+            names.remove(claim.name());
+            if names.is_empty() {
+                self.names.remove(claim.namespace());
+            }
         }
         Some(claim)
     }
-}
-
-fn name(claim: &Claim) -> (String, String) {
-    (claim.namespace().to_owned(), claim.name().to_owned())
 }

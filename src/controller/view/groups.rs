@@ -264,12 +264,6 @@ impl ClusterView {
         members.flatten().cloned().collect()
     }
 
-    /// None of the pod's claims is for a share, and none is still to come.
-    pub fn asks_for_nothing(&self, pod: &Pod) -> bool {
-        let claims = self.claims_of(pod);
-        !pod.unnamed && claims.is_some_and(|claims| claims.iter().all(|claim| !claim.is_shares()))
-    }
-
     /// A claim was promised to the pod, and is not created yet.
     pub(super) fn note_promised(&mut self, claim: ClaimKey, pod: &PodUid) {
         if self.pod(pod).is_some_and(|pod| self.is_grouped(pod)) {

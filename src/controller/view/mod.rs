@@ -342,6 +342,11 @@ impl ClusterView {
         pod.claims.iter().map(|name| self.claim_named(&pod.at.namespace, name)).collect()
     }
 
+    #[cfg(test)]
+    pub fn lookups(&self) -> u64 {
+        self.claims.lookups()
+    }
+
     /// The pods that name a claim.
     pub fn pods_of<'a>(&'a self, claim: &Claim) -> impl Iterator<Item = &'a Pod> + use<'a> {
         self.pods.naming(claim.namespace(), claim.name())

@@ -129,7 +129,7 @@ impl Core {
         let chosen = self.reserves.evictions.preempting.chosen();
         let mut members: Vec<&Pod> = Vec::new();
         let mut whole = Candidate { priority: i32::MIN, start: i64::MAX, ..Candidate::default() };
-        for pod in self.pods.members(key).filter_map(|uid| self.view.pod(uid)) {
+        for pod in self.pods.members(key).filter_map(|(uid, _)| self.view.pod(uid)) {
             if pod.ending || pod.node.is_none() || chosen.contains_key(&pod.at.uid) {
                 continue;
             }
