@@ -1,7 +1,7 @@
 //! What can be known of a claim before it is allocated: that its parameters can be read, that they are meant
 //! for requests that are there, and that each share says how much it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -14,8 +14,10 @@ use crate::model::names::{DRIVER, RequestName};
 use crate::params::{self, AskedError, Params, Said, ShareGrant};
 use crate::select::CLAIM_ENTRIES_MAX;
 
-/// The API server takes 32 requests and 32 configurations.
+/// The API server takes 32 requests, 32 configurations, and 32 names of requests in each.
 const ENTRIES_TOO_MANY: usize = 65;
+/// It takes 8 alternatives of a request.
+const ALTERNATIVES_TOO_MANY: usize = 17;
 /// A request and its alternative are DNS labels, with a slash between them 127 bytes.
 const NAME_TOO_LONG: usize = 128;
 /// The class whose shares kube-scheduler places.
@@ -66,14 +68,33 @@ fn has_capacity(body: &Value) -> bool {
 struct Config<'a> {
     /// Where its parameters stand.
     at: String,
-    requests: Vec<&'a str>,
+    /// Names of requests, or of their alternatives. None: it applies to all.
+    requests: BTreeSet<&'a str>,
     /// None: a problem that is told already.
     params: Option<Params>,
 }
 
 impl Config<'_> {
     fn applies_to(&self, request: &RequestName) -> bool {
-        self.requests.is_empty() || self.requests.iter().any(|selector| request.is_meant_by(selector))
+        let names = || [request.as_str(), request.base()];
+        self.requests.is_empty() || names().iter().any(|name| self.requests.contains(name))
+    }
+}
+
+/// The requests of a claim, and all names by which they may be meant.
+struct KnownRequests<'a> {
+    all: &'a [ClaimRequest<'a>],
+    names: BTreeSet<&'a str>,
+}
+
+impl<'a> KnownRequests<'a> {
+    fn of(all: &'a [ClaimRequest<'a>]) -> Self {
+        let names = all.iter().flat_map(|request| [request.name.as_str(), request.name.base()]).collect();
+        Self { all, names }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.names.contains(name)
     }
 }
 
@@ -143,16 +164,20 @@ fn longer_than_any(devices: &Value, at: &str) -> Option<Problem> {
         let entries = || list(&devices[field]);
         let alternatives = || entries().map(|entry| &entry["firstAvailable"]);
         let selectors = || entries().map(|entry| &entry["requests"]);
-        let lists = alternatives().chain(selectors()).chain([&devices[field]]);
-        let longest = lists.map(|entries| list(entries).count()).max().unwrap_or(0);
+        let count = |entries: &Value| list(entries).count();
+        let longest = selectors().chain([&devices[field]]).map(count).max().unwrap_or(0);
+        let most = alternatives().map(count).max().unwrap_or(0);
         let alternatives = alternatives().flat_map(list).chain(entries()).map(|entry| &entry["name"]);
         let names = alternatives.chain(selectors().flat_map(list));
         let widest = names.map(|name| text(name).len()).max().unwrap_or(0);
-        let what = match (longest, widest) {
-            (ENTRIES_TOO_MANY.., _) => {
+        let what = match (longest, most, widest) {
+            (ENTRIES_TOO_MANY.., ..) => {
                 format!("a list of {longest} entries, which is more than a claim may have")
             }
-            (_, NAME_TOO_LONG..) => format!("a name of {widest} bytes, which is longer than a name may be"),
+            (_, ALTERNATIVES_TOO_MANY.., _) => {
+                format!("a request of {most} alternatives, which is more than a request may have")
+            }
+            (.., NAME_TOO_LONG..) => format!("a name of {widest} bytes, which is longer than a name may be"),
             _ => continue,
         };
         return Some(Problem { field: format!("{at}.{field}"), words: format!("has {what}") });
@@ -217,10 +242,11 @@ fn configs<'a>(
     requests: &[ClaimRequest<'_>],
     found: &mut Vec<Problem>,
 ) -> Vec<Config<'a>> {
+    let known = KnownRequests::of(requests);
     list(&devices["config"])
         .enumerate()
         .filter(|(_, config)| config["opaque"]["driver"] == DRIVER)
-        .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), requests, found))
+        .map(|(index, config)| read(config, &format!("{at}.config[{index}]"), &known, found))
         .collect()
 }
 
@@ -236,10 +262,11 @@ fn has_daemon(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> bool {
     !(request.is_controllers() && asked.is_ok_and(|share| share.is_whole() || share.is_mig()))
 }
 
-fn read<'a>(config: &'a Value, at: &str, known: &[ClaimRequest<'_>], found: &mut Vec<Problem>) -> Config<'a> {
-    let requests: Vec<&str> = list(&config["requests"]).map(text).collect();
-    for (index, name) in requests.iter().enumerate() {
-        if found.len() < PROBLEMS_MAX && !known.iter().any(|request| request.name.is_meant_by(name)) {
+fn read<'a>(config: &'a Value, at: &str, known: &KnownRequests<'_>, found: &mut Vec<Problem>) -> Config<'a> {
+    let requests = || list(&config["requests"]).map(text);
+    for (index, name) in requests().enumerate() {
+        if found.len() < PROBLEMS_MAX && !known.has(name) {
+            let known = known.all;
             let names = known.iter().take(NAMES_MAX).map(|request| request.name.as_str());
             let mut names: Vec<&str> = names.collect();
             names.extend((known.len() > NAMES_MAX).then_some("..."));
@@ -251,7 +278,7 @@ fn read<'a>(config: &'a Value, at: &str, known: &[ClaimRequest<'_>], found: &mut
     }
     let at = format!("{at}.opaque.parameters");
     let params = decode(&config["opaque"]["parameters"], &at).map_err(|problem| found.push(problem)).ok();
-    Config { at, requests, params }
+    Config { at, requests: requests().collect(), params }
 }
 
 fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
@@ -388,16 +415,16 @@ fn misplaced(config: &Config<'_>, requests: &[ClaimRequest<'_>]) -> Option<Probl
         Whose::Unknown => request.has_capacity(),
     };
     meant.filter(others).find_map(|request| {
-        let what = format!("request \"{}\" of class {}", request.name, request.class);
+        let what = || format!("request \"{}\" of class {}", request.name, request.class);
         let is_mig = request.has_capacity() && request.class == WHOLE_CLASS && share.is_mig();
         let (field, words) = if is_mig {
             ("minimumIsolation", params::MIG_OF_SCHEDULED_SHARE.to_owned())
         } else if request.is_share() {
             let field = share.requested()?;
-            (field, params::limit_of_scheduled_share(field, &what))
+            (field, params::limit_of_scheduled_share(field, &what()))
         } else {
             let field = share.limit()?;
-            (field, params::limit_of_whole(field, &what))
+            (field, params::limit_of_whole(field, &what()))
         };
         Some(Problem { field: format!("{}.{field}", config.at), words })
     })
@@ -520,6 +547,14 @@ mod tests {
         ] {
             assert!(only(devices).contains("has a name of 128 bytes"));
         }
+        let either = |count: usize| {
+            let of = |nth: usize| json!({"name": format!("s{nth}"), "deviceClassName": SHARED_CLASS});
+            let all: Vec<Value> = (0..count).map(of).collect();
+            json!({"requests": [{"name": "a", "firstAvailable": all}],
+                "config": [share(json!(["a"]), json!({"memory": "1Gi"}))]})
+        };
+        assert!(only(either(17)).starts_with("spec.devices.requests: has a request of 17 alternatives"));
+        assert_eq!(told(either(16)), [""; 0]);
         // What is left is told in few words.
         let other = json!({"opaque": {"driver": DRIVER, "parameters": {"apiVersion": "resource.nvidia.com/v1beta1",
             "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}}});

@@ -17,6 +17,10 @@ pub const CAPACITY_DROPPED: &str = "if the request had capacity.requests, the AP
 pub const CLASS_NOT_READ: &str = "the claim names a DeviceClass that is not among the 500 that the webhook reads: whose \
                                   it is, and whether it says how much a share is, the controller finds out later";
 
+pub const CLAIM_UNCHECKED: &str = "the claim was not checked: too many are being checked just now. If something is \
+                                   wrong with it, its pod waits, and the pod's event says what; apply it again to have \
+                                   it checked";
+
 pub const SELECTORS_UNTRIED: &str = "not all selectors of the claim were tried: the webhook spends so much on selectors \
                                      and no more. If one costs more than it may on a device, the claim waits, and its \
                                      pod's event says so";

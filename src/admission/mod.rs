@@ -92,6 +92,21 @@ pub fn validate_within(
     Ok((request.answer(decision), spent))
 }
 
+/// Lets a claim or a template through with a warning that it was not checked, its objects unread.
+///
+/// # Errors
+/// The body is no review that can be answered.
+pub fn pass_unchecked(body: &[u8]) -> Result<Answer, ReviewError> {
+    let request = Request::read_head(body)?;
+    let is_written = matches!(request.operation, Operation::Create | Operation::Update);
+    Ok(request.answer(match request.subject() {
+        Subject::Claim | Subject::Template if is_written && !request.is_of_subresource() => {
+            Decision::Warn(vec![messages::CLAIM_UNCHECKED.to_owned()])
+        }
+        Subject::Claim | Subject::Template | Subject::Pod | Subject::Other => Decision::Allow,
+    }))
+}
+
 /// Gives a new pod with KAI's annotations its claim, and what makes pods of a template (a Job) the template of one. Doing
 /// it again changes nothing.
 ///

@@ -162,6 +162,21 @@ impl Verdict {
 
 impl Request {
     pub(super) fn read(body: &[u8]) -> Result<Self, ReviewError> {
+        let mut request = Self::read_head(body)?;
+        if let Some(keep) = request.looked_at() {
+            match reading::objects(body, keep) {
+                Ok(Objects { object, old_object }) => {
+                    (request.object, request.old_object) = (object, old_object)
+                }
+                Err(Unread::TooMuch(which)) => request.too_much = Some(which),
+                Err(Unread::Broken(error)) => return Err(ReviewError::Unreadable(error)),
+            }
+        }
+        Ok(request)
+    }
+
+    /// The same without its objects, which are passed over.
+    pub(super) fn read_head(body: &[u8]) -> Result<Self, ReviewError> {
         let review: Review = serde_json::from_slice(body).map_err(ReviewError::Unreadable)?;
         let head = match review {
             Review { api_version, kind, .. } if api_version != API_VERSION || kind != "AdmissionReview" => {
@@ -175,18 +190,7 @@ impl Request {
         };
         let Head { uid, kind, operation, sub_resource, namespace, name } = head;
         let (object, old_object) = (Value::Null, Value::Null);
-        let mut request =
-            Self { uid, kind, operation, sub_resource, namespace, name, object, old_object, too_much: None };
-        if let Some(keep) = request.looked_at() {
-            match reading::objects(body, keep) {
-                Ok(Objects { object, old_object }) => {
-                    (request.object, request.old_object) = (object, old_object)
-                }
-                Err(Unread::TooMuch(which)) => request.too_much = Some(which),
-                Err(Unread::Broken(error)) => return Err(ReviewError::Unreadable(error)),
-            }
-        }
-        Ok(request)
+        Ok(Self { uid, kind, operation, sub_resource, namespace, name, object, old_object, too_much: None })
     }
 
     fn looked_at(&self) -> Option<&'static Keep> {

@@ -1,6 +1,7 @@
 //! Checks claims beside the thread that speaks with callers: a claim's selectors may take tenths of a second, and pods
-//! must not wait for them. One claim is checked at a time. A claim that would wait for long is answered at once, without a
-//! try of its selectors: what they cost is bounded again where the controller works on them.
+//! must not wait for them. One claim is checked at a time. A claim that would wait for long is answered at once: a small
+//! one without a try of its selectors, a larger one unread. It is let through with a warning then, since the controller
+//! and the node check all of it again, within bounds.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,9 @@ use crate::admission::{self, Answer, KnownClasses, ReviewError, SelectorBudget};
 /// Reviews that wait for their turn, and for how long. The API server waits for 3 s by default.
 const WAITING_MAX: usize = 64;
 const TURN_DEADLINE: Duration = Duration::from_secs(1);
+/// Reviews that are read on the serving thread, in bytes: of a claim as people write them, with its selectors. What it
+/// costs to hold all entries of a claim against each other grows with the square of this.
+const READ_AT_ONCE: usize = 8 << 10;
 
 /// What was decided, and how long that took.
 pub(super) struct Decided {
@@ -43,9 +47,9 @@ impl Validator {
         let place = self.queue.try_acquire();
         let turn = match &place {
             Ok(_) => tokio::time::timeout(TURN_DEADLINE, self.turn.clone().acquire_owned()).await,
-            Err(_) => return Some(self.untried(&body, &classes)),
+            Err(_) => return Some(self.at_once(&body, &classes)),
         };
-        let Ok(Ok(turn)) = turn else { return Some(self.untried(&body, &classes)) };
+        let Ok(Ok(turn)) = turn else { return Some(self.at_once(&body, &classes)) };
         drop(place);
         let this = self.clone();
         let checked = tokio::task::spawn_blocking(move || {
@@ -77,15 +81,20 @@ impl Validator {
         Decided { answer, took: start.elapsed() }
     }
 
-    fn untried(&self, body: &[u8], classes: &KnownClasses) -> Decided {
+    fn at_once(&self, body: &[u8], classes: &KnownClasses) -> Decided {
         let start = Instant::now();
-        let found = admission::validate_within(body, classes, |_| SelectorBudget::of(0));
-        let answer = found.map(|(answer, spent)| {
-            if spent.is_some_and(|spent| spent.is_short()) {
-                self.metrics.untried("queue");
+        let (answer, is_short) = match body.len() {
+            ..=READ_AT_ONCE => {
+                let found = admission::validate_within(body, classes, |_| SelectorBudget::of(0));
+                let is_short =
+                    found.as_ref().is_ok_and(|(_, spent)| spent.as_ref().is_some_and(|s| s.is_short()));
+                (found.map(|(answer, _)| answer), is_short)
             }
-            answer
-        });
+            _ => (admission::pass_unchecked(body), true),
+        };
+        if is_short {
+            self.metrics.untried("queue");
+        }
         Decided { answer, took: start.elapsed() }
     }
 

@@ -444,6 +444,58 @@ fn review_of(namespace: &str, claim: &Value) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
+/// All entries of a claim are held against each other: what the API server admits of that is not done on the thread that
+/// answers pods, also where more wait than can be checked.
+#[tokio::test]
+async fn wide_claims_hold_up_nobody_and_pass_with_a_warning_where_too_many_wait() {
+    const API_SERVER_WAITS: Duration = Duration::from_secs(3);
+    const FLOOD: usize = 200;
+    let api = cluster();
+    let replica = Arc::new(start(&api, own(SHORT * 360)));
+    replica.until_ready().await;
+    let bundle = Arc::new(secret(&api)["ca.crt"].0.clone());
+    let alternatives: Vec<Value> = (0..8)
+        .map(|nth| json!({"name": format!("s{nth}"), "deviceClassName": "shared.gpu.nvidia.com"}))
+        .collect();
+    let requests: Vec<Value> =
+        (0..32).map(|nth| json!({"name": format!("r{nth}"), "firstAvailable": alternatives})).collect();
+    let named: Vec<String> = (0..32).map(|nth| format!("r{nth}/s7")).collect();
+    let parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "much"});
+    let config = json!({"requests": named, "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}});
+    let wide = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": requests, "config": vec![config; 32]}}});
+    let body = Arc::new(review_of("evil", &wide));
+    let mut flood = JoinSet::new();
+    for _ in 0..FLOOD {
+        let (replica, bundle, body) = (replica.clone(), bundle.clone(), body.clone());
+        flood.spawn(async move { replica.post(&bundle, "/validate", &body).await });
+    }
+    for nth in 0..4 {
+        let pod = json!({"metadata": {"name": "p", "annotations": {"gpu-memory": "2000"}},
+            "spec": {"containers": [{"name": "main"}]}});
+        let asked = Instant::now();
+        let changed = replica.review(&bundle, "/mutate", ("", "Pod"), pod).await;
+        assert_eq!(changed["patchType"], "JSONPatch");
+        assert!(asked.elapsed() < API_SERVER_WAITS, "pod {nth} was answered after {:?}", asked.elapsed());
+    }
+    let (mut refused, mut warned) = (0, 0);
+    while let Some(answer) = flood.join_next().await {
+        let (status, said) = answer.unwrap();
+        // Some find no room for their connection.
+        if status == 200 {
+            refused += usize::from(said.contains("parameters.memory"));
+            warned += usize::from(said.contains("the claim was not checked: too many"));
+            assert_eq!(
+                said.contains("\"allowed\":true"),
+                said.contains("the claim was not checked"),
+                "{said}"
+            );
+        }
+    }
+    println!("{FLOOD} wide claims: {refused} refused, {warned} let through");
+    assert!(refused >= 1, "{refused} refused, {warned} let through");
+    Arc::into_inner(replica).expect("nobody else has it").stop().await;
+}
+
 /// A tenant asks again and again whether such a claim would be taken. What the API server asks of others meanwhile is
 /// answered before it gives up.
 #[tokio::test]
