@@ -101,6 +101,8 @@ struct Exclusion {
     times: u32,
     until: Moment,
     over: bool,
+    /// Of a node: it counts again, since no other was left.
+    open: bool,
 }
 
 /// A unit whose turn it is.
@@ -337,7 +339,7 @@ impl Queue {
         let of_pod = self.excluded.entry(pod.clone()).or_default();
         let times = of_pod.get(node).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
         let until = now + back_off(EXCLUDE_FIRST, times + 1, EXCLUDE_LAST);
-        let exclusion = Exclusion { times: times.saturating_add(1).min(16), until, over: false };
+        let exclusion = Exclusion { times: times.saturating_add(1).min(16), until, over: false, open: false };
         of_pod.insert(node.clone(), exclusion);
     }
 
@@ -349,7 +351,7 @@ impl Queue {
         }
         let times = before.map_or(0, |one| one.times);
         let until = now + back_off(PAUSE_FIRST, times + 1, PAUSE_LAST);
-        let pause = Exclusion { times: times.saturating_add(1).min(16), until, over: false };
+        let pause = Exclusion { times: times.saturating_add(1).min(16), until, over: false, open: false };
         self.paused.insert(pod.clone(), pause);
     }
 
@@ -383,9 +385,23 @@ impl Queue {
         any
     }
 
+    /// Nodes that have refused the pod: for a time each, and then until the pod has no place on any other.
     pub fn excluded(&self, pod: &PodUid, now: Moment) -> BTreeSet<&NodeName> {
         let of_pod = self.excluded.get(pod).into_iter().flatten();
-        of_pod.filter(|(_, one)| one.until > now).map(|(node, _)| node).collect()
+        of_pod.filter(|(_, one)| one.until > now || !one.open).map(|(node, _)| node).collect()
+    }
+
+    /// There is no other place for these pods: nodes that refused them a while ago count again. False: there is none.
+    pub fn reopen(&mut self, pods: &[PodUid], now: Moment) -> bool {
+        let mut any = false;
+        for pod in pods {
+            let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
+            for one in of_pod.filter(|one| one.until <= now && !one.open) {
+                one.open = true;
+                any = true;
+            }
+        }
+        any
     }
 
     /// When time alone will let something be tried again.

@@ -16,6 +16,8 @@ use crate::model::names::{NodeName, PodUid};
 
 /// Between two explanations to one pod, unless the pod was placed in between.
 const EXPLAIN_EVERY: Duration = Duration::from_secs(30);
+/// Between two events for one pod of allocations that were taken back.
+const MOVED_EVERY: Duration = Duration::from_secs(60);
 /// With this begins what a pod is told that a place is kept for.
 pub const KEPT_FOR: &str = "kept for it";
 /// Texts on claims are kept short: they are read in a column.
@@ -24,6 +26,7 @@ const TEXT_BYTES_MAX: usize = 400;
 #[derive(Debug, Default)]
 pub struct EventRecorder {
     said: BTreeMap<PodUid, Said>,
+    moved: BTreeMap<PodUid, Moved>,
     notes: Vec<Note>,
     troubles: Vec<String>,
     /// The time of day at moment 0.
@@ -37,6 +40,13 @@ struct Said {
     reason: Reason,
     /// There was something new to say, too soon.
     has_news: bool,
+}
+
+/// When a pod was last told that an allocation was taken back, and how often that happened since.
+#[derive(Debug)]
+struct Moved {
+    at: Moment,
+    untold: u32,
 }
 
 /// Why a pod waits, as a metric label.
@@ -154,17 +164,32 @@ impl EventRecorder {
     }
 
     /// The scheduler, or somebody else, took the allocation back.
-    pub fn taken_back(&mut self, pod: &Pod, node: &NodeName) {
+    pub fn taken_back(&mut self, pod: &Pod, node: &NodeName, now: Moment) {
         let words = format!(
             "the allocation on node {node} was taken back by the scheduler: the pod cannot run there now; another \
              node is looked for"
         );
-        self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
+        self.note_moved(pod, words, now);
     }
 
     /// An allocation of ours was taken back by us.
-    pub fn moved(&mut self, pod: &Pod, node: &NodeName, why: &str) {
+    pub fn moved(&mut self, pod: &Pod, node: &NodeName, why: &str, now: Moment) {
         let words = format!("the allocation on node {node} is taken back: {why}; another node is looked for");
+        self.note_moved(pod, words, now);
+    }
+
+    fn note_moved(&mut self, pod: &Pod, mut words: String, now: Moment) {
+        let untold = match self.moved.get_mut(&pod.at.uid) {
+            Some(moved) if now < moved.at + MOVED_EVERY => {
+                moved.untold = moved.untold.saturating_add(1);
+                return;
+            }
+            known => known.map_or(0, |moved| moved.untold),
+        };
+        if untold > 0 {
+            words.push_str(&format!(" (the same happened {untold} times more since this was last told)"));
+        }
+        self.moved.insert(pod.at.uid.clone(), Moved { at: now, untold: 0 });
         self.note(subject(pod), Severity::Warning, "GpuShareMoved", words);
     }
 
@@ -215,6 +240,7 @@ impl EventRecorder {
 
     pub fn forget(&mut self, pod: &PodUid) {
         self.said.remove(pod);
+        self.moved.remove(pod);
     }
 
     /// How many pods wait for each reason, of those that are still waiting.

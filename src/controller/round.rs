@@ -92,6 +92,11 @@ impl Core {
                         self.no_longer_kept(&turn.key, now);
                         continue;
                     }
+                    // In the next round on nodes that refused its pods a while ago.
+                    Err(_) if self.queue.reopen(&turn.pods, now) => {
+                        self.queue.leave(&turn.key, true);
+                        continue;
+                    }
                     Err(refused) => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);

@@ -159,7 +159,7 @@ impl Core {
         let pods = self.view.claim(key).into_iter().flat_map(|claim| self.view.pods_of(claim));
         for pod in pods.filter(refused) {
             self.queue.exclude(&pod.at.uid, node, now);
-            self.recorder.taken_back(pod, node);
+            self.recorder.taken_back(pod, node, now);
         }
     }
 

@@ -58,7 +58,7 @@ impl Core {
                 self.queue.pause(&pod.at.uid, now);
             }
             self.queue.exclude(&pod.at.uid, node, now);
-            self.recorder.moved(pod, node, &why);
+            self.recorder.moved(pod, node, &why, now);
         }
     }
 

@@ -175,3 +175,40 @@ fn a_resource_that_is_given_by_claims_keeps_no_pod_off_a_node() {
     cluster.settle(scenes::LONG);
     assert!(cluster.place("b").is_some());
 }
+
+/// What kube-scheduler alone looks at, such as a volume of one node, is met by the last of forty. Each node is tried
+/// once, four seconds after the other, and the pod hears of that once a minute.
+#[test]
+fn no_node_that_refused_a_pod_is_tried_again_before_all_others_were() {
+    let names: Vec<String> = (0..40).map(|nth| format!("node-{nth}")).collect();
+    let room = json!({"cpu": "8", "memory": "64Gi", "pods": "110"});
+    let mut cluster = cluster(&names.iter().map(|name| (name.as_str(), room.clone())).collect::<Vec<_>>());
+    cluster.put_share("a", json!({"memory": "1Gi"}), 1);
+    cluster.put_pod("a", &["a"], json!({}));
+    let (mut tried, mut moved) = (Vec::new(), 0);
+    for _ in 0..60 {
+        cluster.settle(Duration::from_secs(4));
+        let Some((node, _)) = cluster.place("a") else { continue };
+        if node == names[39] {
+            break;
+        }
+        tried.push(node);
+        let mut claim = cluster.claim("a").clone();
+        claim.status.get_or_insert_default().allocation = None;
+        cluster.store(claim);
+        let (notes, _) = cluster.core.recorder.take();
+        moved += notes.iter().filter(|note| note.reason == "GpuShareMoved").count();
+    }
+    assert_eq!(cluster.place("a").map(|(node, _)| node), Some(names[39].clone()), "{tried:?}");
+    let mut once = tried.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), tried.len(), "{tried:?}");
+    assert!((1..=4).contains(&moved), "{moved} events while {} nodes were tried", tried.len());
+    // That one refuses the pod, too: those before it come again, each after its time.
+    let mut claim = cluster.claim("a").clone();
+    claim.status.get_or_insert_default().allocation = None;
+    cluster.store(claim);
+    cluster.settle(Duration::from_secs(4));
+    assert!(cluster.place("a").is_some_and(|(node, _)| node != names[39]), "{:?}", cluster.place("a"));
+}
