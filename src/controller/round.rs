@@ -67,7 +67,10 @@ impl Core {
         for turn in turns {
             let epoch = self.capacity.epoch();
             if turn.tried != Some(epoch) && self.may_try(&turn) {
-                let placed = self.place_beside(&turn, now);
+                let mut placed = self.place_beside(&turn, now);
+                if placed.is_err() && self.queue.reopen(&turn.pods, now) {
+                    placed = self.place_beside(&turn, now);
+                }
                 self.pay(&turn);
                 match placed {
                     Ok(true) => {
@@ -90,11 +93,6 @@ impl Core {
                         self.queue.over_bounds(&turn, epoch, now);
                         self.reserves.evictions.preempting.stop(&turn.key, now);
                         self.no_longer_kept(&turn.key, now);
-                        continue;
-                    }
-                    // In the next round on nodes that refused its pods a while ago.
-                    Err(_) if self.queue.reopen(&turn.pods, now) => {
-                        self.queue.leave(&turn.key, true);
                         continue;
                     }
                     Err(refused) => {
