@@ -10,7 +10,7 @@ use crate::params::{self, GpuShare, Params};
 use crate::select::{Placer, placer};
 
 /// Classes of ours that are kube-scheduler's, whoever reads them.
-const OF_THE_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
+pub(super) const OF_THE_SCHEDULER: [&str; 2] = ["gpu.nvidia.com", "mig.nvidia.com"];
 
 /// Whether a class of the controller's says by itself how much a share is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

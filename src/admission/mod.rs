@@ -5,6 +5,7 @@
 //! * [`problems`]: the same of a spec by itself, for people who ask before they send it
 //! * [`mutate`]: pods with `gpu-fraction` or `gpu-memory`, and what makes such pods of a template
 //! * [`claim_spec`]: the claim that a pod's annotation [`SHARE_ANNOTATION`] asks for
+//! * [`ShareClasses`]: the DeviceClasses of such claims
 //! * [`KnownClasses`]: which DeviceClasses are the controller's, and which say by themselves how much a share is
 //! * [`messages`]: the messages that the controller uses, too
 //!
@@ -30,7 +31,7 @@ use serde_json::Value;
 pub use classes::{ClassAmount, KnownClasses};
 pub use review::{Answer, Problem, ReviewError, Subject, Verdict};
 pub use selectors::{REVIEW_UNITS_MAX, SelectorBudget};
-pub use share::{SHARE_ANNOTATION, ShareAnnotationError, UNCOUNTED, claim_spec, template_spec};
+pub use share::{SHARE_ANNOTATION, ShareAnnotationError, ShareClasses, UNCOUNTED, claim_spec, template_spec};
 
 use review::{Decision, Operation, Request};
 

@@ -21,8 +21,8 @@ const ENTRY: &str = "gpu-share";
 const PORTIONS: [&str; 2] = ["GPU_PORTION", "RUNAI_NUM_OF_GPUS"];
 const KAI_SCHEDULER: &str = "kai-scheduler";
 const BEYOND_QUOTA: &str = "a queue of Kueue has admitted what this pod is of without counting the share that its \
-                            annotations ask for; name a ResourceClaimTemplate of class shared.gpu.nvidia.com in the pod's \
-                            template instead of the annotations, or have the kind of object added to webhook.podTemplates";
+                            annotations ask for; name a ResourceClaimTemplate of a class that the queue counts in the \
+                            pod's template instead of the annotations, or have the kind of object added to webhook.podTemplates";
 /// Behind the queue's name.
 const NOT_ADMITTED: &str = "never admits this pod, since it names a claim and Kueue knows templates of claims alone; let a \
                             Job make the pod";
@@ -212,7 +212,7 @@ mod tests {
     use json_patch::Patch;
 
     use super::*;
-    use crate::admission::{Answer, Verdict, claim_spec, mutate};
+    use crate::admission::{Answer, ShareClasses, Verdict, claim_spec, mutate};
 
     const UID: &str = "705ab4f5-6393-11e8-b7cc-42010a800002";
 
@@ -254,7 +254,7 @@ mod tests {
         let after = patched(UID, &before);
         assert_eq!(claim_of(&after), "train-gpu-share-705ab4f56393");
         let text = after["metadata"]["annotations"][SHARE_ANNOTATION].as_str().unwrap();
-        let spec = serde_json::to_value(claim_spec(text).unwrap()).unwrap();
+        let spec = serde_json::to_value(claim_spec(text, &ShareClasses::default()).unwrap()).unwrap();
         assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["memory"], "2000Mi");
         // What was added, taken away again, leaves the pod as it was.
         let mut rest = after.clone();
@@ -275,7 +275,7 @@ mod tests {
             {"name": "RUNAI_NUM_OF_GPUS", "value": "0.25"}])
         );
         let text = after["metadata"]["annotations"][SHARE_ANNOTATION].as_str().unwrap();
-        let spec = serde_json::to_value(claim_spec(text).unwrap()).unwrap();
+        let spec = serde_json::to_value(claim_spec(text, &ShareClasses::default()).unwrap()).unwrap();
         assert_eq!(spec["devices"]["requests"][0]["exactly"]["count"], 2);
         assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["fraction"], "0.25");
         let mut own = pod(json!({"gpu-fraction": "0.25"}));

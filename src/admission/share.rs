@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::model::names::{DRIVER, SHARED_CLASS, WORKLOAD_ANNOTATION};
-use crate::params::{self, GpuShare, Params, ParamsError};
+use crate::admission::classes::OF_THE_SCHEDULER;
+use crate::model::names::{DRIVER, SHARED_CLASS, WORKLOAD_ANNOTATION, is_dns_subdomain};
+use crate::params::{self, Amount, GpuShare, Params, ParamsError};
 
 pub use crate::model::names::SHARE_ANNOTATION;
 
@@ -57,6 +58,55 @@ struct Written {
     count: u32,
 }
 
+/// The DeviceClasses of the claims that KAI's annotations ask for: of amounts of memory, and of fractions. A queue counts a
+/// class in one unit. Who may write annotations does not choose among classes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareClasses {
+    memory: String,
+    fraction: String,
+}
+
+impl Default for ShareClasses {
+    fn default() -> Self {
+        Self { memory: SHARED_CLASS.to_owned(), fraction: SHARED_CLASS.to_owned() }
+    }
+}
+
+impl ShareClasses {
+    /// Names for which [`Self::checked`] stands.
+    pub fn new(memory: String, fraction: String) -> Self {
+        Self { memory, fraction }
+    }
+
+    /// A class that shares can be of, as far as its name tells.
+    ///
+    /// # Errors
+    /// In words: it is no name of an object, or that of a class that is always kube-scheduler's.
+    pub fn checked(name: &str) -> Result<String, String> {
+        match name {
+            _ if OF_THE_SCHEDULER.contains(&name) => Err(format!(
+                "DeviceClass {name} is kube-scheduler's, which gives whole devices of it; name {SHARED_CLASS} or a class \
+                 of your own that the controller places"
+            )),
+            _ if !is_dns_subdomain(name) => Err(format!(
+                "{name:?} is not a valid name of a DeviceClass; write one such as shares.example.com"
+            )),
+            _ => Ok(name.to_owned()),
+        }
+    }
+
+    pub fn has(&self, class: &str) -> bool {
+        self.memory == class || self.fraction == class
+    }
+
+    fn of(&self, amount: &Amount) -> &str {
+        match amount {
+            Amount::Memory(_) => &self.memory,
+            Amount::Fraction(_) => &self.fraction,
+        }
+    }
+}
+
 /// The annotation's text.
 pub(super) fn annotation(share: Value, count: u32) -> String {
     // Fields in the order in which they are declared: the same text for the same share.
@@ -68,34 +118,37 @@ pub(super) fn parameters(field: &str, amount: &str) -> Value {
     json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", field: amount})
 }
 
-/// The claim that the annotation asks for: one request of class `shared.gpu.nvidia.com`, `count` GPUs of one
-/// node with the same share on each.
+/// The claim that the annotation asks for: one request of the class for such amounts, `count` GPUs of one node with the
+/// same share on each.
 ///
 /// # Errors
 /// The text is none that the webhook writes: anyone who may create a pod may write annotations, and is to get nothing by
 /// them that the webhook would not have given.
-pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotationError> {
+pub fn claim_spec(
+    annotation: &str,
+    classes: &ShareClasses,
+) -> Result<ResourceClaimSpec, ShareAnnotationError> {
     if annotation == UNCOUNTED {
         return Err(ShareAnnotationError::Uncounted);
     }
     let Written { share, count } =
         serde_json::from_str(annotation).map_err(ShareAnnotationError::Unreadable)?;
-    match params::decode(&share).map_err(ShareAnnotationError::Params)? {
+    let class = match params::decode(&share).map_err(ShareAnnotationError::Params)? {
         Params::Share(GpuShare {
-            amount: Some(_),
+            amount: Some(amount),
             compute: None,
             minimum_isolation: None,
             max_processes: None,
-        }) => {}
+        }) => classes.of(&amount),
         Params::Share(GpuShare { amount: Some(_), .. }) => return Err(ShareAnnotationError::More),
         other => return Err(ShareAnnotationError::NoShare(other.kind())),
-    }
+    };
     if !(1..=COUNT_MAX).contains(&count) {
         return Err(ShareAnnotationError::Count(count));
     }
     let spec = json!({"devices": {
         "requests": [{"name": REQUEST, "exactly": {
-            "deviceClassName": SHARED_CLASS, "allocationMode": "ExactCount", "count": count}}],
+            "deviceClassName": class, "allocationMode": "ExactCount", "count": count}}],
         "config": [{"requests": [REQUEST], "opaque": {"driver": DRIVER, "parameters": share}}]}});
     serde_json::from_value(spec).map_err(ShareAnnotationError::Unreadable)
 }
@@ -105,8 +158,11 @@ pub fn claim_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotation
 ///
 /// # Errors
 /// As [`claim_spec`].
-pub fn template_spec(annotation: &str) -> Result<ResourceClaimSpec, ShareAnnotationError> {
-    let mut spec = claim_spec(annotation)?;
+pub fn template_spec(
+    annotation: &str,
+    classes: &ShareClasses,
+) -> Result<ResourceClaimSpec, ShareAnnotationError> {
+    let mut spec = claim_spec(annotation, classes)?;
     let devices = spec.devices.get_or_insert_default();
     let share = devices.config.iter().flatten().filter_map(|one| one.opaque.as_ref()).next();
     let share = share.and_then(|opaque| match params::decode(&opaque.parameters.0) {
@@ -130,7 +186,7 @@ mod tests {
     fn the_claim_says_what_the_annotation_says_and_passes_the_webhook() {
         let text = annotation(parameters("memory", "2000Mi"), 2);
         assert!(text.starts_with(r#"{"share":{"#) && text.ends_with(r#""count":2}"#), "{text}");
-        let spec = serde_json::to_value(claim_spec(&text).unwrap()).unwrap();
+        let spec = serde_json::to_value(claim_spec(&text, &ShareClasses::default()).unwrap()).unwrap();
         assert_eq!(problems(&spec, "spec", &KnownClasses::of(&[])), []);
         let request = &spec["devices"]["requests"][0]["exactly"];
         assert_eq!((&request["deviceClassName"], &request["count"]), (&json!(SHARED_CLASS), &json!(2)));
@@ -145,12 +201,17 @@ mod tests {
             ("fraction", "0.333333333", Value::Null),
         ] {
             let text = annotation(parameters(field, amount), 2);
-            let spec = serde_json::to_value(template_spec(&text).unwrap()).unwrap();
+            let spec = serde_json::to_value(template_spec(&text, &ShareClasses::default()).unwrap()).unwrap();
             assert_eq!(spec["devices"]["requests"][0]["exactly"]["capacity"]["requests"], capacity);
             assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"][field], amount);
             assert_eq!(problems(&spec, "spec", &KnownClasses::of(&[])), []);
         }
-        assert!(claim_spec(UNCOUNTED).unwrap_err().to_string().contains("without counting the share"));
+        assert!(
+            claim_spec(UNCOUNTED, &ShareClasses::default())
+                .unwrap_err()
+                .to_string()
+                .contains("without counting the share")
+        );
     }
 
     #[test]
@@ -176,8 +237,32 @@ mod tests {
             (of(parameters("memory", "1Gi"), 0), "count is 0"),
             (of(parameters("memory", "1Gi"), 33), "count is 33"),
         ] {
-            let error = claim_spec(&text).expect_err(&text);
+            let error = claim_spec(&text, &ShareClasses::default()).expect_err(&text);
             assert!(error.to_string().contains(words), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn amounts_and_fractions_may_have_classes_of_their_own_and_none_of_the_schedulers() {
+        let classes = ShareClasses::new("gib.example.com".to_owned(), "parts.example.com".to_owned());
+        assert!(classes.has("gib.example.com") && !classes.has(SHARED_CLASS));
+        for (field, amount, class) in
+            [("memory", "2000Mi", "gib.example.com"), ("fraction", "0.25", "parts.example.com")]
+        {
+            let text = annotation(parameters(field, amount), 1);
+            for spec in [claim_spec(&text, &classes), template_spec(&text, &classes)] {
+                let spec = serde_json::to_value(spec.unwrap()).unwrap();
+                assert_eq!(spec["devices"]["requests"][0]["exactly"]["deviceClassName"], class);
+            }
+        }
+        assert_eq!(ShareClasses::checked("gib.example.com").as_deref(), Ok("gib.example.com"));
+        for (name, words) in [
+            ("gpu.nvidia.com", "is kube-scheduler's"),
+            ("mig.nvidia.com", "is kube-scheduler's"),
+            ("Team A", "is not a valid name of a DeviceClass"),
+            ("", "is not a valid name of a DeviceClass"),
+        ] {
+            assert!(ShareClasses::checked(name).unwrap_err().contains(words), "{name}");
         }
     }
 }

@@ -58,7 +58,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::admission::{Answer, Verdict, claim_spec, mutate};
+    use crate::admission::{Answer, ShareClasses, Verdict, claim_spec, mutate};
 
     const UID: &str = "705ab4f5-6393-11e8-b7cc-42010a800002";
 
@@ -106,7 +106,8 @@ mod tests {
         let metadata = &after["metadata"];
         assert_eq!(metadata["labels"], json!({"kueue.x-k8s.io/queue-name": "ml", TEMPLATE_LABEL: "true"}));
         assert_eq!(metadata["annotations"][TEMPLATE_ANNOTATION], name);
-        let spec = claim_spec(metadata["annotations"][SHARE_ANNOTATION].as_str().unwrap()).unwrap();
+        let text = metadata["annotations"][SHARE_ANNOTATION].as_str().unwrap();
+        let spec = claim_spec(text, &ShareClasses::default()).unwrap();
         let spec = serde_json::to_value(spec).unwrap();
         assert_eq!(spec["devices"]["requests"][0]["exactly"]["count"], 2);
         assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["memory"], "2000Mi");

@@ -169,6 +169,8 @@ pub struct ControllerArgs {
     #[arg(long, env = "TRANCHE_POD_TEMPLATES", hide_env_values = true)]
     pub pod_templates: Option<String>,
     #[command(flatten)]
+    pub kai: KaiArgs,
+    #[command(flatten)]
     pub webhook: WebhookArgs,
     /// How many pods that are not more urgent may overtake a waiting pod before room is kept for it [default: 32].
     #[arg(long, alias = "passes", env = "TRANCHE_MAX_OVERTAKES", hide_env_values = true)]
@@ -189,6 +191,18 @@ pub struct ControllerArgs {
     pub preemption: Option<String>,
     #[command(flatten)]
     pub moves: MoveArgs,
+}
+
+/// The claims of pods with KAI's annotations. A queue such as Kueue counts a class in one unit: MiB, or thousandths.
+#[derive(Debug, Clone, Default, Args)]
+pub struct KaiArgs {
+    /// DeviceClass of the claims that gpu-memory asks for: one that the controller places [default:
+    /// shared.gpu.nvidia.com].
+    #[arg(long, value_name = "CLASS", env = "TRANCHE_KAI_MEMORY_CLASS", hide_env_values = true)]
+    pub kai_memory_class: Option<String>,
+    /// The same of gpu-fraction.
+    #[arg(long, value_name = "CLASS", env = "TRANCHE_KAI_FRACTION_CLASS", hide_env_values = true)]
+    pub kai_fraction_class: Option<String>,
 }
 
 /// What is done about room that moves of other pods would make.

@@ -126,14 +126,7 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
         }
         Target::Claim { .. } | Target::Pod { .. } | Target::Workload { .. } => (None, Vec::new()),
     };
-    let site = Site::read(
-        cluster,
-        &args.controller.controller_namespace,
-        rules(args),
-        &named.namespace,
-        file.as_ref(),
-    )
-    .await;
+    let site = Site::read(cluster, (&args.controller, rules(args)), &named.namespace, file.as_ref()).await;
     let mut site = site.map_err(for_people)?;
     let asked = match (&target, &file) {
         (Target::File { .. }, Some(file)) => Ok(of_file(&site, file)),

@@ -129,9 +129,7 @@ pub fn text(report: &Report, args: &RebalanceArgs, look: Look) -> anyhow::Result
 pub async fn look(cluster: &KubeCluster, args: &RebalanceArgs) -> anyhow::Result<Report> {
     let namespace = args.namespace.clone().filter(|namespace| !namespace.is_empty());
     let listed = namespace.clone().unwrap_or_else(|| cluster.default_namespace());
-    let site =
-        Site::read(cluster, &args.controller.controller_namespace, args.controller.rules(), &listed, None)
-            .await;
+    let site = Site::read(cluster, (&args.controller, args.controller.rules()), &listed, None).await;
     let mut site = site.map_err(for_people)?;
     if let denied @ [_, ..] = site.listing.denied() {
         anyhow::bail!("{}: who could move is not known", may_not(denied));

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::admission::ShareClasses;
 use crate::allocate::Policy;
 use crate::cluster::makers::MakerKind;
 use crate::controller::holds::Pace;
@@ -25,6 +26,8 @@ pub struct ControllerSettings {
     pub mirror: bool,
     /// What makes pods of a template, and may need a ResourceClaimTemplate for it.
     pub makers: Vec<MakerKind>,
+    /// The DeviceClasses of claims that KAI's annotations ask for.
+    pub share_classes: ShareClasses,
     pub rules: Rules,
 }
 

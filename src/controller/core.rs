@@ -2,6 +2,7 @@
 //!
 //! Time is an argument. Nothing that is not in the API is needed to begin anew: holds and grants are read from it.
 
+use crate::admission::ShareClasses;
 use crate::controller::bounds::Usage;
 use crate::controller::capacity::Capacity;
 use crate::controller::config::Rules;
@@ -40,6 +41,12 @@ pub struct Core {
 }
 
 impl Core {
+    /// The DeviceClasses of claims that KAI's annotations ask for; without this, the shipped one.
+    pub fn promising(mut self, classes: ShareClasses) -> Self {
+        self.view = self.view.promising(classes);
+        self
+    }
+
     /// `namespace`: of the holds.
     pub fn new(rules: Rules, namespace: &str) -> Self {
         Self {

@@ -173,10 +173,12 @@ pub async fn start(
         api: api.clone(),
         gate,
         kinds: settings.makers.clone(),
+        classes: settings.share_classes.clone(),
         metrics: metrics.templates.clone(),
     };
     tasks.spawn_on(&thread, "templates", templates.run(led.clone(), tasks.stop()));
-    let core = Core::new(settings.rules.clone(), &settings.namespace);
+    let core =
+        Core::new(settings.rules.clone(), &settings.namespace).promising(settings.share_classes.clone());
     let (state, told) = watch::channel(json!({"leading": false}));
     let (pending, notes) = (Pending::default(), EventBacklog::default());
     let failed_events = 0;

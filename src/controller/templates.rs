@@ -6,20 +6,23 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{pending, select_all};
-use k8s_openapi::api::resource::v1::{ResourceClaimTemplate, ResourceClaimTemplateSpec};
+use k8s_openapi::api::resource::v1::{ResourceClaimSpec, ResourceClaimTemplate, ResourceClaimTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::admission::template_spec;
+use crate::admission::{ShareClasses, template_spec};
 use crate::cluster::makers::{Maker, MakerChange, MakerKind};
 use crate::cluster::{CallError, KubeCluster};
+use crate::controller::classes::names;
 use crate::controller::lease::Gate;
 use crate::controller::metrics::TemplateMetrics;
 use crate::model::error_chain;
+use crate::model::names::SHARED_CLASS;
 use crate::model::time::back_off;
+use crate::select::{Placer, placer};
 
 /// One that could not be created is tried again after so long, or when its object changes; then after twice as long, up
 /// to the last.
@@ -54,6 +57,8 @@ pub struct Templates {
     pub api: KubeCluster,
     pub gate: Gate,
     pub kinds: Vec<MakerKind>,
+    /// Of the templates' claims.
+    pub classes: ShareClasses,
     pub metrics: TemplateMetrics,
 }
 
@@ -128,7 +133,7 @@ impl Templates {
     /// Whoever may create a Job can write the label and the annotations, so that nothing is done where an administrator
     /// does not let the controller create claims, and nothing that the webhook would not have asked for.
     async fn create(&self, maker: &Maker) -> Result<Created, Refusal> {
-        let spec = match template_spec(&maker.share) {
+        let spec = match template_spec(&maker.share, &self.classes) {
             Ok(spec) => spec,
             Err(error) => {
                 info!(namespace = maker.namespace, of = maker.owner.name, "{}", error_chain(&error));
@@ -139,6 +144,7 @@ impl Templates {
         if !opted_in.map_err(refusal)? {
             return Ok(Created::NotWanted);
         }
+        self.check_classes(&spec).await?;
         let metadata = ObjectMeta {
             namespace: Some(maker.namespace.clone()),
             name: Some(maker.template.clone()),
@@ -152,6 +158,30 @@ impl Templates {
         }
         let made = self.api.create_template(&ResourceClaimTemplate { metadata, spec }).await;
         made.map_err(refusal).map(|()| Created::Yes)
+    }
+}
+
+impl Templates {
+    /// kube-scheduler would give whole devices for claims of a class that is not the controller's.
+    async fn check_classes(&self, spec: &ResourceClaimSpec) -> Result<(), Refusal> {
+        for class in spec.devices.iter().flat_map(names).filter(|class| *class != SHARED_CLASS) {
+            let found = match self.api.class_named(class).await {
+                Ok(found) => Some(found),
+                Err(CallError::NotFound { .. }) => None,
+                Err(error) => return Err(refusal(error)),
+            };
+            let what = match found.as_ref().map(placer) {
+                Some(Placer::Controller) => continue,
+                Some(Placer::Scheduler | Placer::Doubtful) => {
+                    "lacks the selector by which the controller places it"
+                }
+                None => "does not exist",
+            };
+            return Err(Refusal::Later(format!(
+                "DeviceClass {class}, of which such claims are to be (webhook.kaiClasses), {what}"
+            )));
+        }
+        Ok(())
     }
 }
 

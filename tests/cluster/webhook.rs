@@ -387,7 +387,8 @@ async fn pods_with_kais_annotations_get_a_claim_in_labelled_namespaces() {
     let share = share_of(&get(KAI, "gpu-sharing-memory"));
     assert_eq!((&share["share"]["memory"], &share["count"]), (&json!("2000Mi"), &json!(2)));
     // What the controller will create of it is taken by the API server.
-    let spec = tranche::admission::claim_spec(&share.to_string()).unwrap();
+    let classes = tranche::admission::ShareClasses::default();
+    let spec = tranche::admission::claim_spec(&share.to_string(), &classes).unwrap();
     let made = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": claim}, "spec": spec});
     stage.create(KAI, &stage.file("claim", &made), false).unwrap_or_else(|said| panic!("{said}"));
     let untouched = get(OTHER, "gpu-sharing");

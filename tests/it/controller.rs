@@ -6,6 +6,7 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tranche::admission::ShareClasses;
 use tranche::cluster::KubeCluster;
 use tranche::cluster::makers::MakerKind;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
@@ -50,6 +51,7 @@ fn settings(identity: &str) -> ControllerSettings {
         ops_address: "127.0.0.1:0".parse().unwrap(),
         mirror: false,
         makers: vec![],
+        share_classes: ShareClasses::default(),
         rules: Rules {
             holds: Pace {
                 settle: Duration::from_millis(50),
@@ -235,6 +237,71 @@ async fn templates_of_another_kind_are_made_too_and_one_that_was_refused_is_trie
         let line = format!("tranche_controller_templates_total{{result=\"{result}\"}} {times}");
         assert!(counted.lines().any(|one| one == line), "{line}: {counted}");
     }
+}
+
+fn class(name: &str, selector: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": selector}}]}})
+}
+
+/// A queue counts a class in one unit: amounts and fractions may each have one.
+#[tokio::test]
+async fn claims_of_kais_annotations_are_of_the_classes_that_an_administrator_names_once_these_are_ours() {
+    const MARK: &str = "device.driver == 'gpu.nvidia.com' && \
+                        device.attributes['gpu.nvidia.com'].type == 'placed-by-controller'";
+    let api = cluster(1);
+    let opted = json!({"tranche.dev/kai-annotations": "enabled"});
+    api.put("namespaces", json!({"metadata": {"name": "ml", "labels": opted}}));
+    // It is there, and kube-scheduler's: a claim of it would be given a whole GPU.
+    api.put("deviceclasses", class("parts.example.com", "device.driver == 'gpu.nvidia.com'"));
+    api.put("deviceclasses", class("gib.example.com", MARK));
+    let share = |field: &str, amount: &str| {
+        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", field: amount});
+        json!({"share": share, "count": 1}).to_string()
+    };
+    let (memory, fraction) = (share("memory", "2000Mi"), share("fraction", "0.25"));
+    for (name, share) in [("gib", &memory), ("part", &fraction)] {
+        let claim = format!("{name}-gpu-share");
+        api.put(
+            "pods",
+            json!({"metadata": {"name": name, "namespace": "ml", "uid": name,
+                "annotations": {"tranche.dev/gpu-share": share}},
+                "spec": {"containers": [{"name": "main"}],
+                    "resourceClaims": [{"name": "gpu-share", "resourceClaimName": claim}]}}),
+        );
+        let annotations = json!({"tranche.dev/share-template-name": format!("{name}-job"),
+            "tranche.dev/gpu-share": share});
+        api.put(
+            "jobs",
+            json!({"metadata": {"name": name, "namespace": "ml", "uid": format!("job-{name}"),
+                "labels": {"tranche.dev/share-template": "true"}, "annotations": annotations}, "spec": {}}),
+        );
+    }
+    let [group, version, plural, kind] = ["batch", "v1", "jobs", "Job"].map(str::to_owned);
+    let settings = ControllerSettings {
+        makers: vec![MakerKind { group, version, plural, kind }],
+        share_classes: ShareClasses::new("gib.example.com".to_owned(), "parts.example.com".to_owned()),
+        ..settings("one")
+    };
+    let mut registry = registry();
+    let controller = begin_counted(&api, settings, &mut registry).await;
+    api.until("the claim of an amount", |api| is_allocated(api, "gib-gpu-share")).await;
+    let of = |object: &Value| object["devices"]["requests"][0]["exactly"]["deviceClassName"].clone();
+    assert_eq!(of(&claim(&api, "gib-gpu-share")["spec"]), "gib.example.com");
+    api.until("the template of an amount", |api| api.list("resourceclaimtemplates").len() == 1).await;
+    assert_eq!(of(&api.list("resourceclaimtemplates")[0]["spec"]["spec"]), "gib.example.com");
+    let told = |api: &MockApi| {
+        let words = "DeviceClass parts.example.com, of which an administrator wants such claims \
+                     (webhook.kaiClasses), is not placed by Tranche's controller";
+        api.list("events").iter().any(|event| event["message"].to_string().contains(words))
+    };
+    api.until("the pod of a fraction to be told", told).await;
+    let line = "tranche_controller_templates_total{result=\"retried\"} 1";
+    assert!(text(&registry).unwrap().lines().any(|one| one == line), "the template waits for its class");
+    assert!(!api.list(CLAIMS).iter().any(|claim| claim["metadata"]["name"] == "part-gpu-share"));
+    api.put("deviceclasses", class("parts.example.com", MARK));
+    api.until("the claim of a fraction", |api| is_allocated(api, "part-gpu-share")).await;
+    assert_eq!(of(&claim(&api, "part-gpu-share")["spec"]), "parts.example.com");
+    controller.end().await;
 }
 
 /// However long a round takes, the lease is renewed.

@@ -209,6 +209,29 @@ fn admission_knows_the_names_of_classes_that_the_controller_places() {
     assert!(said.contains("placedByController"), "{said}");
 }
 
+/// The controller is told the classes of KAI's annotations, and admission knows their claims for shares.
+#[test]
+#[ignore = "needs helm"]
+fn the_classes_of_kais_annotations_reach_the_controller_and_admission() {
+    let helm = helm();
+    let variables = |values: &[&str]| {
+        let all = objects(&render(&helm, values).unwrap_or_else(|said| panic!("{said}")));
+        let controller = all.iter().find(|object| object["kind"] == "Deployment").expect("the controller");
+        let env = &controller["spec"]["template"]["spec"]["containers"][0]["env"];
+        ["TRANCHE_KAI_MEMORY_CLASS", "TRANCHE_KAI_FRACTION_CLASS"]
+            .map(|name| by_name(env, name)["value"].clone())
+    };
+    assert_eq!(variables(&[]), ["shared.gpu.nvidia.com", "shared.gpu.nvidia.com"]);
+    let set = r#"webhook.kaiClasses={"fraction":"parts.example.com"}"#;
+    assert_eq!(variables(&[set]), ["shared.gpu.nvidia.com", "parts.example.com"]);
+    let yaml = render(&helm, &[set]).expect("it renders");
+    assert!(yaml.contains("deviceClassName.orValue('') in ['shared.gpu.nvidia.com', 'parts.example.com']"));
+    for bad in ["gpu.nvidia.com", "mig.nvidia.com", "Team A"] {
+        let said = render(&helm, &[&format!(r#"webhook.kaiClasses={{"memory":"{bad}"}}"#)]).unwrap_err();
+        assert!(said.contains("kaiClasses"), "{bad}: {said}");
+    }
+}
+
 #[test]
 #[ignore = "needs helm"]
 fn every_value_reaches_the_manifests() {

@@ -124,7 +124,7 @@ app.kubernetes.io/component: controller
 
 {{- /* CEL: compares the name of a DeviceClass before it with those that the controller places. */ -}}
 {{- define "tranche.isShared" -}}
-{{- $names := concat (list "shared.gpu.nvidia.com") .Values.deviceClasses.placedByController | uniq -}}
+{{- $names := concat (list "shared.gpu.nvidia.com") .Values.deviceClasses.placedByController (values .Values.webhook.kaiClasses | sortAlpha) | uniq -}}
 {{- if eq (len $names) 1 -}}
 == '{{ index $names 0 }}'
 {{- else -}}

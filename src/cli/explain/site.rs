@@ -9,6 +9,7 @@ use k8s_openapi::api::resource::v1::DeviceClass;
 use super::super::reach::BINDING;
 use super::classes::Named;
 use super::file::FileObjects;
+use crate::cli::as_controller::AsControllerArgs;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::{CallError, Denied, KubeCluster};
 use crate::controller::config::Rules;
@@ -29,18 +30,17 @@ pub struct Site {
 }
 
 impl Site {
-    /// `namespace`: that of what is asked about. `file`: what is asked about as if it were there.
+    /// `rules`: how the controller decides. `namespace`: that of what is asked about. `file`: what is asked about as if it were there.
     ///
     /// # Errors
     /// The API server does not answer, or does not let the caller look at the namespace.
     pub async fn read(
         cluster: &KubeCluster,
-        controller_namespace: &str,
-        rules: Rules,
+        (controller, rules): (&AsControllerArgs, Rules),
         namespace: &str,
         file: Option<&FileObjects>,
     ) -> Result<Self, CallError> {
-        let mut core = Core::new(rules, controller_namespace);
+        let mut core = controller.core(rules);
         let mut listing = Listing::new(namespace);
         let (mut holders, mut in_cluster, mut named) = (BTreeSet::new(), Vec::new(), Named::default());
         let denied = cluster
@@ -87,7 +87,7 @@ impl Site {
         listing.deny(denied.into_iter().filter(is_lack).collect());
         let (_, troubles) = core.recorder.take();
         remarks.extend(troubles);
-        remarks.extend(elsewhere(&holders, controller_namespace));
+        remarks.extend(elsewhere(&holders, &controller.controller_namespace));
         Ok(Self { core, listing, remarks, in_cluster, quotas_denied })
     }
 }

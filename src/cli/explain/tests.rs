@@ -16,6 +16,7 @@ use crate::cluster::lease::LeaseName;
 use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::explain::{Answer, Listing, Subject, explain};
+use crate::model::names::SHARED_CLASS;
 use crate::model::time::Moment;
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
@@ -30,6 +31,8 @@ fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
         controller: AsControllerArgs {
             policy: "pack".to_owned(),
             never_hold: None,
+            kai_memory_class: SHARED_CLASS.to_owned(),
+            kai_fraction_class: SHARED_CLASS.to_owned(),
             controller_namespace: "tranche-system".to_owned(),
         },
         preemption: true,

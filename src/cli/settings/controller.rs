@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::{BadSettings, Reader, given, interval};
-use crate::cli::args::{ControllerArgs, HoldArgs, MoveArgs};
+use crate::admission::ShareClasses;
+use crate::cli::args::{ControllerArgs, HoldArgs, KaiArgs, MoveArgs};
 use crate::cluster::makers::MakerKind;
 use crate::controller::config::{Consolidation, ControllerSettings, Leasing, Mode, Rules};
 use crate::controller::holds::Pace;
 use crate::controller::queue::Patience;
-use crate::model::names::is_dns_subdomain;
+use crate::model::names::{SHARED_CLASS, is_dns_subdomain};
 use crate::webhook::WebhookSettings;
 
 /// The controller, and the webhook unless it is switched off.
@@ -38,6 +39,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         holds,
         mirror_slices,
         pod_templates,
+        kai,
         webhook,
         max_overtakes,
         starvation_timeout,
@@ -63,6 +65,7 @@ pub fn controller(args: ControllerArgs) -> Result<ControllerProcess, BadSettings
         kubeconfig: given(kubeconfig).map(|path| reader.path("--kubeconfig", Some(path), "")),
         ops_address: reader.ops(ops),
         mirror: reader.parsed("--mirror-slices", mirror_slices, false, yes_or_no),
+        share_classes: reader.share_classes(kai),
         makers: reader.parsed("--pod-templates", pod_templates, vec![jobs()], maker_kinds),
         rules: Rules {
             policy: reader.parsed("--policy", policy, usual.policy, str::parse),
@@ -131,6 +134,13 @@ impl Reader {
 }
 
 impl Reader {
+    fn share_classes(&mut self, args: KaiArgs) -> ShareClasses {
+        let mut class =
+            |flag, value| self.parsed(flag, value, SHARED_CLASS.to_owned(), ShareClasses::checked);
+        let memory = class("--kai-memory-class", args.kai_memory_class);
+        ShareClasses::new(memory, class("--kai-fraction-class", args.kai_fraction_class))
+    }
+
     fn moves(&mut self, args: MoveArgs) -> Consolidation {
         let usual = Consolidation::default();
         Consolidation {
@@ -208,6 +218,7 @@ mod tests {
         assert_eq!(settings.lease.name, "tranche-controller");
         assert_eq!((settings.lease.duration, settings.lease.renew_every.as_secs()), (Leasing::DURATION, 2));
         assert_eq!((settings.rules, settings.makers), (Rules::default(), vec![jobs()]));
+        assert_eq!(settings.share_classes, ShareClasses::default());
         let off = ControllerArgs { pod_templates: Some("none".to_owned()), ..named() };
         assert_eq!(controller(off).unwrap().controller.makers, []);
     }
@@ -219,6 +230,7 @@ mod tests {
         args.mirror_slices = Some("true".to_owned());
         args.preemption = Some("false".to_owned());
         args.pod_templates = Some("example.com/v1/trains/Train".to_owned());
+        args.kai.kai_memory_class = Some("gib.example.com".to_owned());
         args.holds.never_hold = Some("node-a, T4 ,".to_owned());
         args.holds.always_hold = Some("GPU-1".to_owned());
         args.holds.hold_ahead = Some("2".to_owned());
@@ -227,7 +239,9 @@ mod tests {
         args.moves.consolidation = Some("auto".to_owned());
         args.moves.moves_per_hour = Some("3".to_owned());
         args.moves.move_rest = Some("1h".to_owned());
-        let ControllerSettings { rules, mirror, makers, .. } = controller(args).unwrap().controller;
+        let ControllerSettings { rules, mirror, makers, share_classes, .. } =
+            controller(args).unwrap().controller;
+        assert_eq!(share_classes, ShareClasses::new("gib.example.com".to_owned(), SHARED_CLASS.to_owned()));
         assert!(mirror && !rules.preemption);
         assert_eq!(
             (makers[0].group.as_str(), makers[0].kind.as_str(), makers.len()),
@@ -251,10 +265,14 @@ mod tests {
             ..ControllerArgs::default()
         };
         bad.holds.hold_settle_duration = Some("soon".to_owned());
+        bad.kai.kai_memory_class = Some("gpu.nvidia.com".to_owned());
+        bad.kai.kai_fraction_class = Some("Team A".to_owned());
         bad.moves.consolidation = Some("always".to_owned());
         let words = controller(bad).unwrap_err().to_string();
         for part in [
-            "9 to change",
+            "11 to change",
+            "--kai-memory-class (or TRANCHE_KAI_MEMORY_CLASS): DeviceClass gpu.nvidia.com is kube-scheduler's",
+            "--kai-fraction-class (or TRANCHE_KAI_FRACTION_CLASS): \"Team A\" is not a valid name",
             "off, propose or auto",
             "batch/v1/jobs/Job",
             "--mirror-slices",

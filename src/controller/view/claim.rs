@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClaim, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::admission::claim_spec;
+use crate::admission::{ShareClasses, claim_spec};
 use crate::cluster::allocation::ClaimVersion;
 use crate::cluster::read_claim;
 use crate::controller::classes::{self, OurClasses, POLICY};
@@ -193,8 +193,8 @@ impl Claim {
 }
 
 /// The claim that the webhook promised a pod, before it is created.
-pub fn planned(key: ClaimKey, pod: &PodRef, text: &str, name: &str) -> Claim {
-    let spec = claim_spec(text).map_err(|error| error_chain(&error));
+pub fn planned(key: ClaimKey, pod: &PodRef, (text, name): (&str, &str), classes: &ShareClasses) -> Claim {
+    let spec = claim_spec(text, classes).map_err(|error| error_chain(&error));
     let asks = spec.map(|spec| Asks::Shares(Arc::new(spec.devices.unwrap_or_default())));
     Claim {
         key,

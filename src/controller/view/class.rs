@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest};
 
+use crate::admission::ShareClasses;
 use crate::controller::classes::{Class, OurClasses};
 use crate::controller::requests::{exact, expressions};
 use crate::controller::view::News;
@@ -18,6 +19,8 @@ const RESOURCE_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 pub(super) struct Classes {
     ours: OurClasses,
     others: BTreeMap<String, OtherClass>,
+    /// Those of claims that the webhook promises.
+    pub promised: ShareClasses,
 }
 
 impl Classes {

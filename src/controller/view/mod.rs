@@ -14,6 +14,7 @@ mod needs;
 pub mod node;
 pub mod pod;
 mod pools;
+mod promised;
 mod standing;
 mod unreadable;
 
@@ -41,6 +42,7 @@ use namespaces::Namespaces;
 use pod::PodTable;
 use pools::Pools;
 
+use crate::admission::ShareClasses;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::classes::OurClasses;
@@ -147,6 +149,12 @@ impl ClusterView {
         Self { namespace: namespace.to_owned(), optional, ..Self::default() }
     }
 
+    /// The classes of the claims that the webhook promises.
+    pub fn promising(mut self, classes: ShareClasses) -> Self {
+        self.classes.promised = classes;
+        self
+    }
+
     /// True once every kind that is needed has been listed: before that nothing is known of what is missing.
     pub fn is_complete(&self) -> bool {
         // Where we may not see namespaces, none has opted in and none has bounds, and all others go on.
@@ -165,7 +173,7 @@ impl ClusterView {
             }
             Change::Claim(seen) => self.follow(Kind::Claims, seen, Self::set_claim, Self::drop_claim),
             Change::Slice(seen) => self.follow(Kind::Slices, seen, Self::set_slice, Self::drop_slice),
-            Change::Class(seen) => self.follow(Kind::Classes, seen, Self::set_class, Self::drop_class),
+            Change::Class(seen) => self.follow_classes(seen),
             Change::TaintRule(seen) => self.follow(Kind::TaintRules, seen, Self::set_rule, Self::drop_rule),
             Change::Namespace(seen) => self.follow_namespaces(seen),
             Change::PodGroup(api, seen) => self.follow_groups(api, seen),
@@ -375,21 +383,6 @@ impl ClusterView {
         vec![News::Pod { uid, demands_changed }]
     }
 
-    /// Notes the claim that the webhook promised the pod, unless there is one of that name. Where nobody has opted in
-    /// the webhook has promised nothing, whatever the pod says.
-    fn promise(&mut self, uid: &PodUid) {
-        let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
-        let Some((text, name)) = &pod.share else { return };
-        if !self.namespaces.opted_in.contains(&pod.at.namespace) {
-            return;
-        }
-        if self.claims.named(&pod.at.namespace, name).is_none() {
-            let key = self.claims.new_key();
-            self.claims.insert(claim::planned(key, &pod.at, text, name));
-            self.note_promised(key, uid);
-        }
-    }
-
     fn drop_pod(&mut self, uid: &str) -> Vec<News> {
         let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
         let planned = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
@@ -497,12 +490,15 @@ impl ClusterView {
 
     fn set_class(&mut self, object: DeviceClass) -> Vec<News> {
         let news = self.classes.set(&object);
-        self.read_again(news, object.metadata.name.as_deref().unwrap_or_default())
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let news = self.read_again(news, name);
+        self.promise_again(news, name)
     }
 
     fn drop_class(&mut self, name: &str) -> Vec<News> {
         let news = self.classes.remove(name);
-        self.read_again(news, name)
+        let news = self.read_again(news, name);
+        self.promise_again(news, name)
     }
 
     /// Claims of a class that has come, changed or gone may be ours now, or no longer.

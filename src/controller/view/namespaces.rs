@@ -6,11 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Namespace;
 
-use crate::admission::SHARE_ANNOTATION;
 use crate::cluster::feed::WatchEvent;
 use crate::controller::bounds::Bounds;
 use crate::controller::view::{ClusterView, Kind, News, Pod, same_pod};
-use crate::model::claim::ClaimKey;
 use crate::model::names::{MOVABLE, OPT_IN_LABEL, OPT_IN_VALUE, PodUid};
 
 #[derive(Debug, Default)]
@@ -20,7 +18,7 @@ pub(super) struct Namespaces {
     pub movable: BTreeSet<String>,
     pub bounds: BTreeMap<String, Bounds>,
     /// Pods with the annotation, by their namespaces.
-    askers: BTreeMap<String, BTreeSet<PodUid>>,
+    pub askers: BTreeMap<String, BTreeSet<PodUid>>,
 }
 
 impl Namespaces {
@@ -39,7 +37,8 @@ impl Namespaces {
         }
     }
 
-    fn of(&self, namespace: &str) -> Vec<PodUid> {
+    /// Pods of this namespace with the annotation.
+    pub fn of(&self, namespace: &str) -> Vec<PodUid> {
         self.askers.get(namespace).into_iter().flatten().cloned().collect()
     }
 }
@@ -107,33 +106,6 @@ impl ClusterView {
         if !self.namespaces.opted_in.remove(name) {
             return Vec::new();
         }
-        let pods = self.namespaces.of(name);
-        let shares = pods.iter().filter_map(|uid| self.pods.get(uid)?.share.as_ref().map(|(_, claim)| claim));
-        let planned: Vec<ClaimKey> = shares
-            .filter_map(|claim| self.claim_named(name, claim).filter(|claim| claim.is_planned()))
-            .map(|claim| claim.key)
-            .collect();
-        let gone: Vec<News> = planned
-            .into_iter()
-            .filter_map(|key| Some(News::ClaimGone(Box::new(self.claims.remove(key)?))))
-            .collect();
-        gone.into_iter().chain(pods.into_iter().map(same_pod)).collect()
-    }
-
-    /// Why the annotation of a pod makes no claim, for the pod's events. None: it need not, or it does, or that is not
-    /// known yet.
-    pub fn not_promised(&self, pod: &Pod) -> Option<String> {
-        let (_, claim) = pod.share.as_ref().filter(|_| !pod.ending)?;
-        let namespace = &pod.at.namespace;
-        let refused = self.lists.complete.contains(&Kind::Namespaces)
-            && !self.namespaces.opted_in.contains(namespace)
-            && self.claim_named(namespace, claim).is_none();
-        refused.then(|| {
-            format!(
-                "the annotation {SHARE_ANNOTATION} makes no claim here: it counts in namespaces that an administrator \
-                 has labelled {OPT_IN_LABEL}={OPT_IN_VALUE}, and {namespace} is none; create the claim {claim} \
-                 yourself, or have the namespace labelled"
-            )
-        })
+        self.take_back(name, |_| true)
     }
 }

@@ -219,6 +219,60 @@ async fn products_are_mirrored_for_queues_and_nobody_else_takes_them_for_gpus() 
     cluster.end().await;
 }
 
+/// A queue counts a class in one unit, and KAI counts a GPU of the node for a class with `gpu` in its name.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn pods_with_kais_annotations_have_claims_of_the_class_that_an_administrator_names() {
+    let test = "pods_with_kais_annotations_have_claims_of_the_class_that_an_administrator_names";
+    let labels = json!({"tranche.dev/kai-annotations": "enabled"});
+    let cluster = super::alone(TestCluster::with_labels(test, labels).await);
+    let (example, class) = (root().join("deploy/examples/fraction-class.yaml"), "shares.example.com");
+    cluster.rig.on_end(&["kubectl", "delete", "deviceclass", class, "--ignore-not-found"]);
+    cluster.rig.kubectl(&["apply", "-f", &example.display().to_string()]);
+    set(&cluster, "TRANCHE_KAI_FRACTION_CLASS", class, super::CLASS).await;
+    let annotated = |annotation: &str, amount: &str| {
+        let mut pod = as_nobody(pod("x", json!([]), json!([container("main", json!([]))])));
+        pod["metadata"] = json!({"annotations": {annotation: amount}});
+        pod
+    };
+    let claim_of = async |name: &str| {
+        let pod = cluster.wait_ready(name).await;
+        let entries = pod.spec.and_then(|spec| spec.resource_claims).unwrap_or_default();
+        let name = entries.into_iter().find_map(|entry| entry.resource_claim_name).expect("it names a claim");
+        serde_json::to_value(cluster.api::<ResourceClaim>().get(&name).await.expect("it is there"))
+            .expect("it is JSON")
+    };
+    let class_of = |spec: &Value| spec["devices"]["requests"][0]["exactly"]["deviceClassName"].clone();
+    for (name, annotation, amount, wanted) in
+        [("part", "gpu-fraction", "0.25", class), ("gib", "gpu-memory", "2000", super::CLASS)]
+    {
+        let mut pod = annotated(annotation, amount);
+        pod["metadata"]["name"] = json!(name);
+        cluster.create(pod).await;
+        assert_eq!(class_of(&claim_of(name).await["spec"]), wanted);
+    }
+    assert!(env(&cluster, "part").contains(&"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25".to_owned()));
+    // What a queue reads of a Job.
+    let template = annotated("gpu-fraction", "0.5");
+    let mut job = json!({"metadata": template["metadata"], "spec": template["spec"]});
+    job["spec"]["restartPolicy"] = json!("Never");
+    cluster
+        .create(json!({"apiVersion": "batch/v1", "kind": "Job",
+            "metadata": {"name": "train", "labels": {"kueue.x-k8s.io/queue-name": "ml"}},
+            "spec": {"suspend": true, "template": job}}))
+        .await;
+    let templates = cluster.api::<ResourceClaimTemplate>();
+    let made = || async { templates.list(&ListParams::default()).await.ok()?.items.pop() };
+    let made = wait_until("the template of its claims", PATIENCE, made).await;
+    let made = serde_json::to_value(&made).expect("it is JSON");
+    assert_eq!(class_of(&made["spec"]["spec"]), class);
+    if cluster.release().await >= 36 {
+        let request = &made["spec"]["spec"]["devices"]["requests"][0]["exactly"];
+        assert_eq!(request["capacity"]["requests"]["thousandths"], "500");
+    }
+    cluster.end().await;
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_queued_job_with_kais_annotations_gets_a_template_that_its_queue_can_count() {

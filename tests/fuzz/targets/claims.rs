@@ -347,7 +347,8 @@ fn allocated(input: &[u8]) {
 
 fn annotation(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let _ = admission::claim_spec(text).map_err(|error| error.to_string());
+    let _ =
+        admission::claim_spec(text, &admission::ShareClasses::default()).map_err(|error| error.to_string());
 }
 
 fn review(input: &[u8]) {
