@@ -258,8 +258,7 @@ async fn claims_of_kais_annotations_are_of_the_classes_that_an_administrator_nam
         let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", field: amount});
         json!({"share": share, "count": 1}).to_string()
     };
-    let (memory, fraction) = (share("memory", "2000Mi"), share("fraction", "0.25"));
-    for (name, share) in [("gib", &memory), ("part", &fraction)] {
+    let put_pod = |name: &str, share: &str| {
         let claim = format!("{name}-gpu-share");
         api.put(
             "pods",
@@ -268,6 +267,10 @@ async fn claims_of_kais_annotations_are_of_the_classes_that_an_administrator_nam
                 "spec": {"containers": [{"name": "main"}],
                     "resourceClaims": [{"name": "gpu-share", "resourceClaimName": claim}]}}),
         );
+    };
+    let (memory, fraction) = (share("memory", "2000Mi"), share("fraction", "0.25"));
+    for (name, share) in [("gib", &memory), ("part", &fraction)] {
+        put_pod(name, share);
         let annotations = json!({"tranche.dev/share-template-name": format!("{name}-job"),
             "tranche.dev/gpu-share": share});
         api.put(
@@ -289,18 +292,32 @@ async fn claims_of_kais_annotations_are_of_the_classes_that_an_administrator_nam
     assert_eq!(of(&claim(&api, "gib-gpu-share")["spec"]), "gib.example.com");
     api.until("the template of an amount", |api| api.list("resourceclaimtemplates").len() == 1).await;
     assert_eq!(of(&api.list("resourceclaimtemplates")[0]["spec"]["spec"]), "gib.example.com");
-    let told = |api: &MockApi| {
-        let words = "DeviceClass parts.example.com, of which an administrator wants such claims \
-                     (webhook.kaiClasses), is not placed by Tranche's controller";
-        api.list("events").iter().any(|event| event["message"].to_string().contains(words))
+    let told = |pod: &'static str, words: &'static str| {
+        move |api: &MockApi| {
+            let of_pod = |event: &&Value| event["involvedObject"]["name"] == pod;
+            api.list("events").iter().filter(of_pod).any(|event| event["message"].to_string().contains(words))
+        }
     };
-    api.until("the pod of a fraction to be told", told).await;
-    let line = "tranche_controller_templates_total{result=\"retried\"} 1";
-    assert!(text(&registry).unwrap().lines().any(|one| one == line), "the template waits for its class");
+    let other = "DeviceClass parts.example.com, of which an administrator wants such claims \
+                 (webhook.kaiClasses), is not placed by Tranche's controller";
+    api.until("the pod of a fraction to be told", told("part", other)).await;
+    let line = "tranche_controller_templates_total{result=\"retried\"} ";
+    let waits = |_: &MockApi| text(&registry).unwrap().lines().any(|one| one.starts_with(line));
+    api.until("the template to wait for its class", waits).await;
+    assert_eq!(api.list("resourceclaimtemplates").len(), 1);
     assert!(!api.list(CLAIMS).iter().any(|claim| claim["metadata"]["name"] == "part-gpu-share"));
     api.put("deviceclasses", class("parts.example.com", MARK));
     api.until("the claim of a fraction", |api| is_allocated(api, "part-gpu-share")).await;
     assert_eq!(of(&claim(&api, "part-gpu-share")["spec"]), "parts.example.com");
+    // With its class goes what is only planned; a claim that exists stays.
+    put_pod("large", &share("memory", "900Gi"));
+    api.until("the large one to wait", told("large", "too small even idle")).await;
+    api.remove("deviceclasses", "gib.example.com");
+    put_pod("late", &memory);
+    api.until("a late one to be told", told("late", "(webhook.kaiClasses), does not exist")).await;
+    api.put("deviceclasses", class("gib.example.com", MARK));
+    api.until("the claim of the late one", |api| is_allocated(api, "late-gpu-share")).await;
+    assert!(is_allocated(&api, "gib-gpu-share"));
     controller.end().await;
 }
 
