@@ -14,6 +14,7 @@ use crate::metrics::families;
 const ALERTS: &str = "charts/tranche/monitoring/alerts.yaml";
 const DASHBOARD: &str = "charts/tranche/monitoring/dashboard.json";
 const RULES: &str = "deploy/autoscaling/prometheus-adapter.yaml";
+const KEDA: &str = "deploy/autoscaling/keda.yaml";
 const API: &[&str] = &["--api-versions", "monitoring.coreos.com/v1"];
 
 fn text(path: impl AsRef<Path>) -> String {
@@ -157,6 +158,65 @@ fn promtool_finds_no_fault_with_alerts_and_their_cases_come_out() {
         let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "{words:?}: {said}");
     }
+}
+
+/// What KEDA asks Prometheus by the shipped file, as it is.
+fn query_of_keda() -> String {
+    let scaled = yaml(KEDA);
+    let triggers = scaled["spec"]["triggers"].as_array().expect("triggers");
+    let [trigger] = &triggers[..] else { panic!("one trigger: {triggers:?}") };
+    // The sum over the pods divided by the threshold is how many pods there are to be.
+    assert_eq!((&trigger["type"], &trigger["metricType"]), (&json!("prometheus"), &json!("AverageValue")));
+    trigger["metadata"]["query"].as_str().expect("a query").trim().to_owned()
+}
+
+/// What the adapter asks of a metric for these pods.
+fn query_of_adapter(metric: &str, namespace: &str, pods: &[&str]) -> String {
+    let rules = yaml(RULES);
+    let mut rules = rules["rules"].as_array().expect("rules").iter();
+    let rule = rules.find(|rule| rule["name"]["as"] == metric).expect("a rule of this name");
+    let matchers = format!("namespace=\"{namespace}\",pod=~\"{}\"", pods.join("|"));
+    let query = rule["metricsQuery"].as_str().expect("a query");
+    query.replace("<<.LabelMatchers>>", &matchers).replace("<<.GroupBy>>", "pod")
+}
+
+/// The query of KEDA's file adds up what a HorizontalPodAutoscaler is told of the same pods, and nothing of others'.
+#[test]
+#[ignore = "needs promtool"]
+fn promtool_finds_no_fault_with_kedas_query_which_adds_up_what_the_pods_metric_has() {
+    let promtool = std::env::var_os("TRANCHE_PROMTOOL").expect("TRANCHE_PROMTOOL names promtool");
+    let own = ["autoscale-gpu-5d7b9c6f44-x7k2p", "autoscale-gpu-5d7b9c6f44-q9zzb"];
+    let row = |namespace: &str, pod: &str, values: &str| {
+        let labels = format!("namespace=\"{namespace}\",pod=\"{pod}\",UUID=\"GPU-{pod}\"");
+        json!({"series": format!("tranche_claim_multiprocessor_activity_ratio{{{labels}}}"), "values": values})
+    };
+    let others = [
+        row("team-b", own[0], "1x9"),
+        row("default", "autoscale-gpu-a-0", "1x9"),
+        row("default", "autoscale-gpu-large-5d7b9c6f44-x7k2p", "1x9"),
+        row("default", "my-autoscale-gpu-5d7b9c6f44-x7k2p", "1x9"),
+        // One of the Deployment's that has ended, half a minute ago.
+        row("default", "autoscale-gpu-5d7b9c6f44-w2v8d", "1x5 stale"),
+    ];
+    let sum = |value: Option<f64>| {
+        let samples: Vec<Value> = value.iter().map(|value| json!({"labels": "{}", "value": value})).collect();
+        let of_pods = format!("sum({})", query_of_adapter("gpu_activity_ratio", "default", &own));
+        let look = |query: String| json!({"expr": query, "eval_time": "2m", "exp_samples": samples});
+        json!([look(query_of_keda()), look(of_pods)])
+    };
+    // Rows every 15 s: of the last minute the first pod was busy for a half, the second all the time.
+    let busy = [row("default", own[0], "0 0 0 0 0.5 0.5 0.5 1 0 0"), row("default", own[1], "1x9")];
+    let all = [&busy[..], &others].concat();
+    let tests = json!({"rule_files": [], "evaluation_interval": "15s", "tests": [
+        {"interval": "15s", "input_series": all, "promql_expr_test": sum(Some(1.5))},
+        // Without a row there is no value: not 0, which would take pods away.
+        {"interval": "15s", "input_series": others, "promql_expr_test": sum(None)}]});
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("keda.json");
+    fs::write(&file, tests.to_string()).unwrap();
+    let done = Command::new(&promtool).args(["test", "rules"]).arg(&file).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{said}");
 }
 
 #[test]
