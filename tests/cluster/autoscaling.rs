@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
@@ -14,6 +15,7 @@ use crate::manifests::{as_nobody, claim, gpu, on, user_of};
 use crate::monitoring::{Monitoring, SEEN, apply, milli};
 use crate::rig::{root, wait_until};
 use crate::shares::metrics::Work;
+use crate::shares::settings::set;
 use crate::test_cluster::{PATIENCE, TestCluster, is_ready, minor_of};
 
 const NODE: &str = "node-a";
@@ -115,6 +117,17 @@ impl<'a> Scaled<'a> {
     fn end(self) {
         self.cluster.rig.kubectl(&["-n", &self.cluster.namespace, "delete", "hpa", self.name]);
     }
+}
+
+/// What KEDA asks Prometheus by `deploy/autoscaling/keda.yaml`, for this namespace, and with the mean over seconds that the
+/// adapter's rules have here.
+fn query_of_keda(namespace: &str) -> String {
+    let file = std::fs::read_to_string(root().join("deploy/autoscaling/keda.yaml")).expect("it is there");
+    let scaled: Value = serde_saphyr::from_str(&file).expect("it is YAML");
+    let query = scaled["spec"]["triggers"][0]["metadata"]["query"].as_str().expect("it has a query");
+    let (here, window) = ("namespace=\"default\"", "[1m]");
+    assert!(query.contains(here) && query.contains(window), "{query}");
+    query.replace(here, &format!("namespace=\"{namespace}\"")).replace(window, "[10s]")
 }
 
 fn name(pod: &Pod) -> &str {
@@ -255,11 +268,15 @@ async fn pods_with_whole_gpus_are_scaled_by_their_own_activity_and_not_by_anothe
     mine.is(1000, 30, "compute");
     scaled.wait_looked(290..=310).await;
     assert_eq!(scaled.replicas().await, Some(1), "another team's load is not theirs");
+    // KEDA would be told the sum of what the autoscaler here is told.
+    let keda = query_of_keda(&cluster.namespace);
+    monitoring.wait_value(&keda, 0.29..=0.31).await;
 
     mine.is(1000, 90, "compute");
     scaled.wait_pods(2).await;
     scaled.wait_looked(440..=460).await;
     assert_eq!(scaled.replicas().await, Some(2), "half of 0.9 is not too much for two");
+    monitoring.wait_value(&keda, 0.88..=0.92).await;
     mine.is(1000, 10, "compute");
     scaled.wait_pods(1).await;
 
@@ -269,8 +286,63 @@ async fn pods_with_whole_gpus_are_scaled_by_their_own_activity_and_not_by_anothe
     cluster.end().await;
 }
 
-/// Panels that rightly have no rows: all is well, and no MPS server runs without a GPU (`it/watchdog` has that series).
-const EMPTY_PANELS: &[&str] = &["GPUs that ail", "Activity of all shares of a GPU"];
+/// Panels that rightly have no rows: all is well.
+const EMPTY_PANELS: &[&str] = &["GPUs that ail"];
+
+/// The share's MPS server at work for it. NVIDIA's program starts none without a GPU: its daemon, which the driver knows
+/// as well as its servers, stands for one.
+async fn server_of<'a>(cluster: &'a TestCluster, device: &str, claim: &str) -> Work<'a> {
+    let uid = cluster.api::<ResourceClaim>().get(claim).await.expect("the claim is there").metadata.uid;
+    let serves = || async {
+        let state = cluster.mps_state(NODE).await;
+        let mut daemons = state["daemons"].as_array()?.iter();
+        let own = daemons.find(|daemon| daemon["group"]["claim"].as_str() == uid.as_deref())?;
+        own["phase"]["Serving"]["pid"].as_u64()
+    };
+    let pid = wait_until("the share's daemon to serve", PATIENCE, serves).await;
+    Work::of_process(cluster, NODE, device, pid, "server")
+}
+
+/// The rows of a claim's pod under DCGM's names, as what was made for DCGM asks for them.
+async fn asked_as_of_dcgm(monitoring: &Monitoring<'_>, namespace: &str) {
+    let of = |name: &str, pod: &str| {
+        format!("DCGM_FI_{name}{{namespace=\"{namespace}\",pod=\"{pod}\",Hostname=~\".+\",gpu=~\".+\"}}")
+    };
+    for (pod, mib) in [("part", 8000.0), ("whole", 1000.0), ("mig", 500.0)] {
+        monitoring.wait_value(&of("DEV_FB_USED", pod), mib..=mib).await;
+    }
+    let percent = |pod: &str| format!("avg by (namespace, pod) ({})", of("DEV_GPU_UTIL", pod));
+    let ratio = |pod: &str| format!("avg by (pod) ({})", of("PROF_GR_ENGINE_ACTIVE", pod));
+    for (pod, activity) in [("part", 0.4), ("whole", 0.5)] {
+        let (low, high) = (activity - 0.01, activity + 0.01);
+        monitoring.wait_value(&percent(pod), 100.0 * low..=100.0 * high).await;
+        monitoring.wait_value(&ratio(pod), low..=high).await;
+    }
+    monitoring.wait_none(&of("DEV_GPU_UTIL", "mig")).await;
+    // How much of its own each pod has used: of its grant, its GPU, its MIG device.
+    let fill = |pod: &str| {
+        let (used, free) = (of("DEV_FB_USED", pod), of("DEV_FB_FREE", pod));
+        format!("sum by (pod) ({used}) / (sum by (pod) ({used}) + sum by (pod) ({free}))")
+    };
+    for (pod, wanted) in [("part", 0.97..=0.98), ("whole", 0.01..=0.02), ("mig", 0.04..=0.07)] {
+        monitoring.wait_value(&fill(pod), wanted).await;
+    }
+    // One row for each, with the board's labels, and those of the MIG device beside them.
+    let rows = monitoring.rows_of(&format!("DCGM_FI_DEV_FB_USED{{namespace=\"{namespace}\"}}")).await;
+    assert_eq!(rows.len(), 3, "{rows:?}");
+    for row in &rows {
+        let labels = &row["metric"];
+        let has = |name: &str, start: &str| labels[name].as_str().is_some_and(|text| text.starts_with(start));
+        assert!(has("UUID", "GPU-") && has("device", "nvidia") && has("modelName", "NVIDIA"), "{labels}");
+        assert_eq!((&labels["Hostname"], &labels["node"]), (&json!(NODE), &json!(NODE)), "{labels}");
+        let is_mig = labels["pod"] == "mig";
+        assert_eq!(
+            (has("GPU_I_PROFILE", "1g.10gb"), labels["GPU_I_ID"].is_string()),
+            (is_mig, is_mig),
+            "{labels}"
+        );
+    }
+}
 
 /// Every query of the dashboard: the panel, and the query as Grafana asks it for everything.
 fn panels() -> Vec<(String, String)> {
@@ -297,52 +369,38 @@ fn series(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("tranche_")).map(str::to_owned).collect()
 }
 
-#[tokio::test]
-#[ignore = "needs a rig"]
-async fn every_panel_and_every_alert_finds_its_series() {
-    let cluster = cluster("every_panel_and_every_alert_finds_its_series").await;
-    // Of everything something: a share, a whole GPU, a MIG device, and a pod that waits.
+/// Waits until each share will have an MPS daemon of its own.
+async fn wait_own_daemons(cluster: &TestCluster) {
+    let of_share = |device: &Device| {
+        let attribute = device.attributes.as_ref().and_then(|all| all.get("mpsDaemon"));
+        attribute.and_then(|one| one.string.as_deref()) == Some("share")
+    };
+    let published = || async {
+        let all = cluster.published(NODE).await;
+        let mut told = all.iter().filter(|device| {
+            device.attributes.as_ref().is_some_and(|attributes| attributes.contains_key("mpsDaemon"))
+        });
+        (told.clone().next().is_some() && told.all(of_share)).then_some(())
+    };
+    wait_until("the GPUs to have a daemon for each share", PATIENCE, published).await;
+}
+
+/// Of everything something: a share, a whole GPU, a MIG device, and a pod that waits.
+async fn all_kinds(cluster: &TestCluster) {
     cluster.create(claim("part", share("8Gi"))).await;
     cluster.create(as_nobody(user_of("part", "part"))).await;
     cluster.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
     cluster.create(on(NODE, user_of("whole", "whole"))).await;
-    let mig = json!({"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com"}});
+    let mig = json!({"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": [
+        {"cel": {"expression": "device.attributes['gpu.nvidia.com'].profile == '1g.10gb'"}}]}});
     cluster.create(claim("mig", json!({"requests": [mig]}))).await;
     cluster.create(on(NODE, user_of("mig", "mig"))).await;
     cluster.create(claim("large", share("9000Gi"))).await;
     cluster.create(as_nobody(user_of("large", "large"))).await;
-    let (part, whole) = (cluster.wait_ready("part").await, cluster.wait_ready("whole").await);
-    cluster.wait_ready("mig").await;
-    let monitoring = Monitoring::of(&cluster).await;
-    let device = cluster.devices_of("part").await.remove(0);
-    let at_share = Work::on(&cluster, NODE, &device, &part, "mps");
-    at_share.is(8000, 40, "mps");
-    let at_whole = Work::on(&cluster, NODE, &cluster.devices_of("whole").await[0], &whole, "compute");
-    at_whole.is(1000, 50, "compute");
+}
 
-    let queries = panels();
-    assert!(queries.len() > 30, "{}", queries.len());
-    for (title, query) in queries {
-        if EMPTY_PANELS.contains(&title.as_str()) {
-            monitoring.wait_none(&query).await;
-        } else {
-            let rows = monitoring.rows_of(&query).await;
-            println!("{title}: {} rows, {}", rows.len(), rows[0]);
-        }
-    }
-    // What the panels of the cluster say is what there is.
-    let value = async |query: &str| {
-        let rows = monitoring.rows_of(query).await;
-        rows[0]["value"][1].as_str().and_then(|text| text.parse::<f64>().ok()).expect("a number")
-    };
-    assert_eq!(value("count(count by (pool, device) (tranche_claim_violations_total))").await, 1.0);
-    let namespace = &cluster.namespace;
-    let of_part = format!("{{namespace=\"{namespace}\",pod=\"part\",claim=\"part\"}}");
-    let rows = monitoring.rows_of(&format!("tranche_claim_memory_used_bytes{of_part}")).await;
-    let labels = &rows[0]["metric"];
-    assert_eq!((rows.len(), &labels["node"], &labels["pool"]), (1, &json!(NODE), &json!(NODE)), "{labels}");
-    assert!(labels["container"].is_null(), "not the name of our own container: {labels}");
-
+/// The rules, and that each knows its series. A share that is almost full is the only one who has something to tell.
+async fn rules_find_their_series(monitoring: &Monitoring<'_>) {
     let rules = monitoring.rules().await;
     assert!(rules.len() >= 7, "{rules:?}");
     for rule in &rules {
@@ -359,8 +417,55 @@ async fn every_panel_and_every_alert_finds_its_series() {
         };
         wait_until(&format!("{name} to be {wanted}"), SEEN, state).await;
     }
+}
 
-    drop((at_share, at_whole));
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn every_panel_and_every_alert_finds_its_series() {
+    let cluster = cluster("every_panel_and_every_alert_finds_its_series").await;
+    // A daemon for each share, so that it is known how busy shares are; and DCGM's names, which are off by default.
+    set(&cluster, &["--mps-daemon=share", "--dcgm-metrics=on"]).await;
+    wait_own_daemons(&cluster).await;
+    all_kinds(&cluster).await;
+    let (part, whole) = (cluster.wait_ready("part").await, cluster.wait_ready("whole").await);
+    let mig = cluster.wait_ready("mig").await;
+    let monitoring = Monitoring::of(&cluster).await;
+    let device = cluster.devices_of("part").await.remove(0);
+    let at_share = Work::on(&cluster, NODE, &device, &part, "mps");
+    at_share.is(8000, 40, "mps");
+    let server = server_of(&cluster, &device, "part").await;
+    let at_whole = Work::on(&cluster, NODE, &cluster.devices_of("whole").await[0], &whole, "compute");
+    at_whole.is(1000, 50, "compute");
+    let at_mig = work_on_mig(&cluster, &cluster.devices_of("mig").await[0], &mig).await;
+    at_mig.is(500, 0, "compute");
+
+    let queries = panels();
+    assert!(queries.len() > 30, "{}", queries.len());
+    for (title, query) in queries {
+        if EMPTY_PANELS.contains(&title.as_str()) {
+            monitoring.wait_none(&query).await;
+        } else {
+            let rows = monitoring.rows_of(&query).await;
+            println!("{title}: {} rows, {}", rows.len(), rows[0]);
+        }
+    }
+    // What the panels say is what there is.
+    let in_shares = "count(count by (pool, device) (tranche_claim_violations_total))";
+    monitoring.wait_value(in_shares, 1.0..=1.0).await;
+    let of_shares = format!("tranche_gpu_shares_activity_ratio{{device=\"{device}\",pool=\"{NODE}\"}}");
+    monitoring.wait_value(&of_shares, 0.39..=0.41).await;
+    let namespace = &cluster.namespace;
+    let of_part = format!("{{namespace=\"{namespace}\",pod=\"part\",claim=\"part\"}}");
+    let activity = format!("tranche_claim_multiprocessor_activity_ratio{of_part}");
+    monitoring.wait_value(&activity, 0.39..=0.41).await;
+    let rows = monitoring.rows_of(&format!("tranche_claim_memory_used_bytes{of_part}")).await;
+    let labels = &rows[0]["metric"];
+    assert_eq!((rows.len(), &labels["node"], &labels["pool"]), (1, &json!(NODE), &json!(NODE)), "{labels}");
+    assert!(labels["container"].is_null(), "not the name of our own container: {labels}");
+
+    rules_find_their_series(&monitoring).await;
+    asked_as_of_dcgm(&monitoring, namespace).await;
+    drop((at_share, server, at_whole, at_mig));
     monitoring.end();
     cluster.end().await;
 }

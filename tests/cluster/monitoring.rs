@@ -32,8 +32,8 @@ fn text(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The driver's pods as Prometheus' operator finds them by the chart's PodMonitor.
-async fn targets(cluster: &TestCluster) -> Value {
+/// The driver's pods as Prometheus' operator finds them by the chart's PodMonitors: all, and those of the node plugin.
+async fn targets(cluster: &TestCluster) -> [Value; 2] {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let labels = ListParams::default().labels("app.kubernetes.io/name=tranche");
     let ready = || async {
@@ -41,15 +41,17 @@ async fn targets(cluster: &TestCluster) -> Value {
         (!pods.is_empty() && pods.iter().all(is_ready)).then_some(pods)
     };
     let pods = wait_until("all pods of the driver to be ready", PATIENCE, ready).await;
-    pods.iter()
-        .map(|pod| {
-            let ip =
-                pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).expect("it has an address");
-            let container = &pod.spec.as_ref().expect("it has a spec").containers[0].name;
-            json!({"targets": [format!("{ip}:8080")], "labels": {
-                "node": node_of(pod), "namespace": SYSTEM, "pod": pod.metadata.name, "container": container}})
-        })
-        .collect()
+    let target = |pod: &Pod| {
+        let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_ref()).expect("it has an address");
+        let container = &pod.spec.as_ref().expect("it has a spec").containers[0].name;
+        json!({"targets": [format!("{ip}:8080")], "labels": {
+            "node": node_of(pod), "namespace": SYSTEM, "pod": pod.metadata.name, "container": container}})
+    };
+    let is_plugin = |pod: &&Pod| {
+        let labels = pod.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get("app.kubernetes.io/component")).is_some_and(|of| of == "node")
+    };
+    [pods.iter().map(target).collect(), pods.iter().filter(is_plugin).map(target).collect()]
 }
 
 impl<'a> Monitoring<'a> {
@@ -64,8 +66,10 @@ impl<'a> Monitoring<'a> {
             fs::copy(Path::new(program.trim()), &new).expect("the program can be copied");
             fs::rename(&new, folder.join(name)).expect("it can take its name");
         }
-        fs::write(folder.join("targets.json"), targets(cluster).await.to_string())
-            .expect("it can be written");
+        let [all, plugins] = targets(cluster).await;
+        for (name, targets) in [("targets", all), ("plugins", plugins)] {
+            fs::write(folder.join(format!("{name}.json")), targets.to_string()).expect("it can be written");
+        }
         // Means over seconds, where the rules have a minute.
         let rules = text("deploy/autoscaling/prometheus-adapter.yaml").replace("[1m]", "[10s]");
         assert!(rules.contains("[10s]"), "the rules have a mean over a minute");
@@ -120,7 +124,7 @@ impl<'a> Monitoring<'a> {
                     if enough(&rows) {
                         return rows;
                     }
-                    format!("{} rows", rows.len())
+                    format!("{} rows, such as {:?}", rows.len(), rows.first())
                 }
                 Err(error) => error,
             };
@@ -132,6 +136,13 @@ impl<'a> Monitoring<'a> {
     /// The rows of a query, once there is one at least.
     pub async fn rows_of(&self, query: &str) -> Vec<Value> {
         self.wait_rows(query, |rows| !rows.is_empty()).await
+    }
+
+    /// Waits until a query has one row, and this value.
+    pub async fn wait_value(&self, query: &str, wanted: std::ops::RangeInclusive<f64>) {
+        let is =
+            |rows: &[Value]| matches!(rows, [row] if value(row).is_some_and(|now| wanted.contains(&now)));
+        println!("{query}: {}", self.wait_rows(query, is).await[0]);
     }
 
     /// Waits until a query has no row.
@@ -161,6 +172,11 @@ impl<'a> Monitoring<'a> {
         let is = || async { self.milli(metric, pod).filter(|now| wanted.contains(now)) };
         wait_until(&format!("{metric} of {pod} to be {wanted:?} thousandths"), SEEN, is).await;
     }
+}
+
+/// The value of a row that Prometheus tells.
+pub fn value(row: &Value) -> Option<f64> {
+    row["value"][1].as_str()?.parse().ok()
 }
 
 /// A quantity such as `700m` or `1`, in thousandths.

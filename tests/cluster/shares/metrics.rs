@@ -32,6 +32,14 @@ impl<'a> Work<'a> {
         work
     }
 
+    /// Of a process that is no pod's, by its number on the node.
+    pub fn of_process(cluster: &'a TestCluster, node: &str, device: &str, pid: u64, kind: &str) -> Self {
+        let (node, device, pid) = (node.to_owned(), device.to_owned(), pid.to_string());
+        let work = Self { cluster, node, device, pid, instance: None };
+        work.is(66, 0, kind);
+        work
+    }
+
     /// On a MIG device, of which NVML does not tell how busy it is.
     pub fn on_mig(cluster: &'a TestCluster, node: &str, device: &str, pod: &Pod, instance: u64) -> Self {
         let (node, device, pid) = (node.to_owned(), device.to_owned(), cluster.pid_of(node, pod).to_string());
