@@ -190,6 +190,22 @@ fn a_mode_that_is_switched_off_under_claims_is_told_and_takes_no_device_away() {
     }
 }
 
+/// Whoever it is then counted as: the claims' devices are gone, and what is in their places is somebody else's.
+#[test]
+fn a_mode_that_is_switched_off_and_on_again_under_claims_is_told_to_each_of_them() {
+    let claims = around(&[made(0), made(3)]);
+    for claims in [claims.clone(), with_ours(claims)] {
+        let mut after = board(&[0, 5]);
+        if let MigMode::OnDemand(cut) = &mut after.mig {
+            cut.devices[0].uuid = "MIG-theirs".into();
+        }
+        let after = settled(after, &claims, true);
+        let missing: Vec<_> = after.missing().iter().map(|one| (one.place, one.uuid.as_str())).collect();
+        assert_eq!(missing, [(at(0), "MIG-0"), (at(3), "MIG-3")]);
+        assert_eq!((&cut(&after).foreign[..], &after.health), (&[at(5)][..], &Health::Healthy));
+    }
+}
+
 #[test]
 fn a_board_that_is_not_named_any_more_is_whole_once_nothing_is_cut_off_it() {
     let none = with_ours(ClaimedAround::default());

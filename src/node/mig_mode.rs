@@ -24,9 +24,10 @@ use super::executor::{ExecuteError, Executor, StepError};
 use super::lanes::Held;
 use super::preparer::{PrepareError, Preparer};
 use crate::host::{Durability, Host, durable};
+use crate::inventory::Inventory;
 use crate::ledger::{HoldMode, Intent, Step};
 use crate::model::error_chain;
-use crate::model::gpu::{Gpu, NodeGpus};
+use crate::model::gpu::{Gpu, MigMode, MigSwitch, NodeGpus};
 use crate::model::names::{BootId, DeviceUuid};
 use crate::nvml::{MigError, ModeError};
 
@@ -263,13 +264,14 @@ impl Executor {
         self.store.refresh(held)?;
         let modes = self.mig.modes();
         let Some(one) = modes.get(gpu) else { return Ok(EVERY) };
-        if self.is_cut(gpu) {
-            return Ok(EVERY);
-        }
         let at_off = |error: MigError| failed(gpu, false)(error.into());
         if !self.mig.mode(gpu).map_err(at_off)? {
+            // Also under claims: whoever switches it on again by hand wants it on after them, too.
             info!(%gpu, "MIG mode is off, and was not switched off by us: from now on it is not ours");
             modes.forget(gpu);
+            return Ok(EVERY);
+        }
+        if self.is_cut(gpu) {
             return Ok(EVERY);
         }
         match next(one.idle_since, modes.keep, now()) {
@@ -292,6 +294,17 @@ pub(super) fn is_ours(gpus: &NodeGpus, gpu: &DeviceUuid) -> bool {
     gpus.gpus.iter().filter(|board| board.uuid == *gpu).any(Gpu::is_whole_or_cut)
 }
 
+/// True if the last look saw the board's MIG mode off.
+fn is_seen_off(seen: &Inventory, gpu: &DeviceUuid) -> bool {
+    let Inventory::Found(gpus) = seen else { return false };
+    let is_off = |board: &Gpu| match &board.mig {
+        MigMode::Off => true,
+        MigMode::OnDemand(cut) => cut.switch == MigSwitch::Off,
+        MigMode::On(_) => false,
+    };
+    gpus.gpus.iter().filter(|board| board.uuid == *gpu).any(is_off)
+}
+
 fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
@@ -299,14 +312,17 @@ fn millis(since: Instant) -> u64 {
 /// Switches modes off that nobody needs any more, until the process is to end.
 pub async fn run(preparer: Arc<Preparer>, stop: CancellationToken) -> Result<(), Infallible> {
     let mut changes = preparer.executor.store.changes();
+    let mut looks = preparer.inventory.clone();
     let mut told = BTreeMap::new();
     loop {
         changes.borrow_and_update();
+        looks.mark_unchanged();
         let wait = review(&preparer, &mut told).await;
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             // The sender is the executor's, which is ours too.
             Ok(()) = changes.changed() => {}
+            Ok(()) = looks.changed() => {}
             () = tokio::time::sleep(wait) => {}
         }
     }
@@ -315,9 +331,11 @@ pub async fn run(preparer: Arc<Preparer>, stop: CancellationToken) -> Result<(),
 /// One look at all modes of ours; in how long the next is due. `told`: why modes could not be switched off.
 pub async fn review(preparer: &Preparer, told: &mut BTreeMap<DeviceUuid, String>) -> Duration {
     let executor = preparer.executor.clone();
+    let seen = preparer.inventory.borrow().clone();
     let listed = move || {
         let all = executor.mig.modes().all().into_iter().map(|one| one.gpu);
-        all.filter(|gpu| !executor.is_cut(gpu)).collect::<Vec<DeviceUuid>>()
+        let is_due = |gpu: &DeviceUuid| !executor.is_cut(gpu) || is_seen_off(&seen, gpu);
+        all.filter(is_due).collect::<Vec<DeviceUuid>>()
     };
     // A task that panicked saw none; the next one begins anew.
     let idle = tokio::task::spawn_blocking(listed).await.unwrap_or_default();

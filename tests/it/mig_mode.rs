@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tranche::model::gpu::Placement;
-use tranche::model::mig::MigPlace;
+use tranche::model::mig::{MadeMig, MigPlace};
 
 use crate::fake_mig::Refusal;
 use crate::site::{Claim, Site, uuid};
@@ -127,6 +127,63 @@ async fn a_mode_that_somebody_else_switched_is_theirs() {
     plugin.review_modes().await;
     assert!(is_on(&site));
     plugin.refused(&whole, &["which somebody else has switched on"]).await;
+}
+
+/// The claim's device is gone with the mode; what somebody then makes is theirs, and so is the mode if it was seen off.
+#[tokio::test]
+async fn a_mode_that_is_switched_off_and_on_again_under_a_claim_is_theirs_once_it_was_seen_off() {
+    for seen in [true, false] {
+        let at_time = if seen { "seen off" } else { "between two looks" };
+        let site = Site::whole_or_cut();
+        *site.keep.lock().unwrap() = Duration::ZERO;
+        let plugin = site.start_plugin();
+        let one = put(&site, "one", ONE);
+        plugin.prepared(&one, at_time).await;
+        site.mig.switch(&uuid(3), false);
+        if seen {
+            plugin.review_modes().await;
+            assert!(!is_on(&site), "nobody has asked for it");
+        }
+        site.mig.switch(&uuid(3), true);
+        let theirs = |id| MadeMig { uuid: "MIG-theirs".into(), gpu_instance: id, compute_instance: 0 };
+        site.mig.put(&uuid(3), at(19, 0, 1), theirs(3));
+        site.mig.put(&uuid(3), at(14, 2, 2), theirs(4));
+        let there = site.mig.all();
+        plugin.review_modes().await;
+        plugin.refused(&one, &["there is a GPU instance already", "memory slices 0 to 0"]).await;
+        plugin.unprepare(&one).await.unwrap();
+        assert_eq!((site.mig.all(), site.records()), (there.clone(), vec![]), "{at_time}: theirs stays");
+        plugin.review_modes().await;
+        assert_eq!((is_on(&site), site.mig.all()), (true, there), "{at_time}: not under instances of theirs");
+        site.mig.clear();
+        plugin.review_modes().await;
+        assert_eq!(is_on(&site), seen, "{at_time}");
+        let whole = put(&site, "whole", "gpu-3");
+        if seen {
+            plugin.refused(&whole, &["which somebody else has switched on"]).await;
+        } else {
+            plugin.prepared(&whole, at_time).await;
+            site.check(at_time);
+        }
+    }
+}
+
+/// Without a device that somebody made, the claim gets another.
+#[tokio::test]
+async fn a_claim_whose_mode_was_switched_off_and_on_again_gets_its_device_again() {
+    let site = Site::whole_or_cut();
+    *site.keep.lock().unwrap() = Duration::ZERO;
+    let plugin = site.start_plugin();
+    let one = put(&site, "one", ONE);
+    plugin.prepared(&one, "at first").await;
+    site.mig.switch(&uuid(3), false);
+    plugin.review_modes().await;
+    site.mig.switch(&uuid(3), true);
+    plugin.prepared(&one, "again").await;
+    assert_eq!((site.mig.all(), site.mig.switches()), (vec![(uuid(3), at(19, 0, 1))], 1));
+    plugin.unprepare(&one).await.unwrap();
+    plugin.review_modes().await;
+    assert_eq!((is_on(&site), site.mig.all(), site.records()), (true, vec![], vec![]), "the mode is theirs");
 }
 
 #[tokio::test]
