@@ -97,9 +97,11 @@ pub struct Skipped {
     /// What is asked of them is less than 1 MiB for each process.
     pub sliver: u32,
     /// They have fewer client slots than the share has processes, even idle.
-    pub processes: usize,
+    pub processes: u32,
     /// They are cut into MIG devices, and none is asked for.
     pub cut: u32,
+    /// They are given whole by the scheduler only, and all of one is asked for.
+    pub by_scheduler: u32,
 }
 
 /// GPUs of which less can be granted than is asked, in MiB.
@@ -367,6 +369,7 @@ impl Skipped {
             Unfit::Sliver => self.sliver += 1,
             Unfit::Processes => self.processes += 1,
             Unfit::Cut => self.cut += 1,
+            Unfit::ByScheduler => self.by_scheduler += 1,
         }
     }
 }
@@ -448,7 +451,7 @@ impl fmt::Display for Shortage {
                 if *wants > 1 {
                     write!(
                         f,
-                        " for {wants} requests; each fits somewhere, but no node has room for all at once"
+                        " for {wants} requests; each fits somewhere, but no node was found that has room for all at once"
                     )?;
                 } else {
                     f.write_str("; no node has so many")?;
@@ -467,10 +470,14 @@ impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = [
             (self.sliver as usize, "of which the share is less than 1 MiB for each process"),
-            (self.processes, "with fewer client slots than maxProcesses, even idle"),
+            (self.processes as usize, "with fewer client slots than maxProcesses, even idle"),
             (self.other_product, "of another product"),
             (self.isolation, "below the isolation asked for"),
             (self.cut as usize, "cut into MIG devices, which minimumIsolation mig asks for"),
+            (
+                self.by_scheduler as usize,
+                "given whole or cut (mig.keep), which only kube-scheduler gives whole: ask by class gpu.nvidia.com",
+            ),
             (self.closed, "not open to shares"),
         ];
         let nodes =

@@ -65,6 +65,8 @@ pub(super) enum Unfit {
     Processes,
     /// It is cut into MIG devices, and none is asked for.
     Cut,
+    /// All of it is asked for, which only the scheduler gives.
+    ByScheduler,
 }
 
 pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
@@ -73,7 +75,8 @@ pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
         return Err(Unfit::Product);
     }
     if let Some(profiles) = &class.profiles {
-        let ask = want.mig().ok_or(Unfit::Cut)?;
+        let by_scheduler = class.given_whole && want.part == Part::Whole;
+        let ask = want.mig().ok_or(if by_scheduler { Unfit::ByScheduler } else { Unfit::Cut })?;
         let least = enough(profiles, ask).first().map(|at| profiles[*at].capacity.memory.mib_floor());
         return least.map(|mib| (mib, 1)).ok_or(Unfit::Small);
     }

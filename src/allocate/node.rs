@@ -63,6 +63,8 @@ pub struct MigBoard {
     pub foreign: Vec<MigPlace>,
     /// What selectors see of every MIG device that the scheduler may cut off it; none: it cuts nothing off.
     pub parts: Option<Arc<DeviceFacts>>,
+    /// The scheduler gives it whole, too; we do not.
+    pub given_whole: bool,
 }
 
 /// Where a pod goes, and what it gets there.
@@ -109,6 +111,8 @@ pub(super) struct Class {
     /// What GPUs can be cut into that are given out in MIG devices. Memory and slots are then those of the largest, and as
     /// many as there can be.
     pub profiles: Option<Arc<[MigProfile]>>,
+    /// See [`MigBoard::given_whole`].
+    pub given_whole: bool,
 }
 
 impl Class {
@@ -124,8 +128,9 @@ impl Class {
                 isolation: room.isolation,
                 daemon: room.daemon,
                 profiles: None,
+                given_whole: false,
             },
-            Division::Mig(MigBoard { profiles, .. }) => Self {
+            Division::Mig(MigBoard { profiles, given_whole, .. }) => Self {
                 product,
                 name,
                 memory_mib: largest(profiles.iter()).map_or(0, |profile| profile.capacity.memory.mib_floor()),
@@ -135,6 +140,7 @@ impl Class {
                 // Each device has its own, if any.
                 daemon: DaemonScope::Share,
                 profiles: Some(Arc::clone(profiles)),
+                given_whole: *given_whole,
             },
         }
     }

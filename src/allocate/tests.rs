@@ -500,7 +500,7 @@ fn all_claims_of_a_pod_find_their_place_on_one_node() {
     let many = place(&mut index, &[want(0, 1_000, 3), Want { claim: 1, ..Want::whole(3) }], vec![]);
     assert_eq!(
         many.unwrap_err(),
-        "needs 6 GPUs of one node for 2 requests; each fits somewhere, but no node has room for all at once"
+        "needs 6 GPUs of one node for 2 requests; each fits somewhere, but no node was found that has room for all at once"
     );
     let large = place(&mut index, &[want(0, 1_000, 1), want(1, 20_000, 1)], vec![]);
     assert_eq!(

@@ -80,6 +80,8 @@ pub enum GpuVerdict {
     },
     /// It is cut into MIG devices, and none is asked for.
     Cut,
+    /// All of it is asked for, which only the scheduler gives.
+    ByScheduler,
     /// No MIG device that will do can be made. MiB of the largest that can, 0 if none.
     NoMig {
         asked: MigAsk,
@@ -123,6 +125,7 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
             GpuVerdict::Small { needed: want.part.mib(class.memory_mib), all: class.memory_mib }
         }
         Err(Unfit::Cut) => GpuVerdict::Cut,
+        Err(Unfit::ByScheduler) => GpuVerdict::ByScheduler,
         Err(Unfit::Sliver) => GpuVerdict::Sliver { processes: want.processes },
         Err(Unfit::Processes) => {
             let all = class.slots.saturating_mul(class.processes_per_slot);

@@ -449,7 +449,8 @@ fn gpus(state: &NodeState) -> Vec<GpuSpec> {
                 isolation: shares.isolation,
                 daemon: shares.daemon,
             }),
-            Parts::Mig(MigParts { board, .. }) => Division::Mig(MigBoard {
+            Parts::Mig(MigParts { board, given_whole, .. }) => Division::Mig(MigBoard {
+                given_whole: *given_whole,
                 profiles: board.profiles.as_slice().into(),
                 foreign: board.taken(),
                 parts: gpu.parts_facts.clone(),

@@ -49,6 +49,8 @@ pub struct MigParts {
     /// True if the API server keeps counters (KEP-4815): then its MIG devices are published beside it, and the scheduler may
     /// cut them off too.
     pub keeps_counters: bool,
+    /// The scheduler gives it whole, too, as long as nothing is cut off it.
+    pub given_whole: bool,
 }
 
 impl Grantable {
@@ -80,6 +82,7 @@ impl Grantable {
             Some(MigParts {
                 board: Arc::new(MigBoard::read(texts)?),
                 keeps_counters: device.consumes_counters.as_ref().is_some_and(|all| !all.is_empty()),
+                given_whole: text("type").as_deref() != Some(MIG_PARENT),
             })
         };
         Some(Self {

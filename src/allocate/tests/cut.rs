@@ -45,7 +45,8 @@ fn profiles(rows: &[Row]) -> Arc<[MigProfile]> {
 }
 
 fn board(minor: u32, rows: &[Row], foreign: &[MigPlace]) -> GpuSpec {
-    let board = MigBoard { profiles: profiles(rows), foreign: foreign.to_vec(), parts: None };
+    let board =
+        MigBoard { profiles: profiles(rows), foreign: foreign.to_vec(), parts: None, given_whole: false };
     GpuSpec { division: Division::Mig(board), ..gpu(minor, "NVIDIA H100", 1, Isolation::Mps) }
 }
 
@@ -215,6 +216,41 @@ fn a_pod_may_have_several() {
     assert!(words.contains("needs 3 GPUs of one node"), "{words}");
 }
 
+/// Seven devices that may be on any of eight unlike boards, and one that may be on one of them only, which is the cheapest
+/// for all: thousands of ways go wrong before one goes well.
+#[test]
+fn what_fits_in_few_of_thousands_of_ways_is_given_up_in_words_that_do_not_say_that_it_is_impossible() {
+    let eight = |boards: [&[MigPlace]; 8]| {
+        let mut spec = cut_node("a", 8, 0);
+        for (nth, foreign) in boards.into_iter().enumerate() {
+            let product = if nth == 7 { "NVIDIA H100 last" } else { "NVIDIA H100" };
+            spec.gpus[nth] = GpuSpec { product: product.to_owned(), ..board(nth as u32, H100, foreign) };
+        }
+        index(&[spec])
+    };
+    let alone: [[MigPlace; 1]; 7] = std::array::from_fn(|start| [place(19, start as u32)]);
+    // A 1g that loses nothing else: of all boards it is the cheapest.
+    let six = [place(19, 0), place(19, 2), place(19, 3), place(19, 4), place(19, 5), place(15, 6)];
+    let any = of_mib(9_000).wants[0].clone();
+    let last = Want { products: vec!["last".to_owned()], ..any.clone() };
+    let shape = |any_of: usize| Shape {
+        wants: std::iter::repeat_n(any.clone(), any_of).chain([last.clone()]).collect(),
+        ..Shape::default()
+    };
+    let unlike = |last| eight(std::array::from_fn(|nth| if nth == 7 { last } else { &alone[nth][..] }));
+    let words = refusal(&mut unlike(&six), &[shape(7).into()]);
+    assert!(
+        words.contains(
+            "needs 8 GPUs of one node for 8 requests; each fits somewhere, but no node was found that has"
+        ),
+        "{words}"
+    );
+    // Boards that are alike are tried once, and fewer requests leave fewer ways.
+    let like = |last| eight(std::array::from_fn(|nth| if nth == 7 { last } else { &alone[0][..] }));
+    assert!(put(&mut like(&six), "p", shape(7), Policy::Pack).ends_with("gpu-7"));
+    assert!(put(&mut unlike(&six), "p", shape(3), Policy::Pack).ends_with("gpu-7"));
+}
+
 #[test]
 fn two_claims_of_a_pod_meet_on_a_board_only_where_both_have_a_place() {
     let mut index = index(&[cut_node("a", 1, 0)]);
@@ -227,7 +263,9 @@ fn two_claims_of_a_pod_meet_on_a_board_only_where_both_have_a_place() {
     put(&mut index, "small", of_mib(1), Policy::Pack);
     let words = refusal(&mut index, &[halves.into()]);
     assert!(
-        words.contains("for 2 requests; each fits somewhere, but no node has room for all at once"),
+        words.contains(
+            "for 2 requests; each fits somewhere, but no node was found that has room for all at once"
+        ),
         "{words}"
     );
     // A gang: one after another.

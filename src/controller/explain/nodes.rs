@@ -97,6 +97,8 @@ pub(super) enum Miss {
     Product,
     /// It is cut into MIG devices.
     Cut,
+    /// All of it is asked for, which only the scheduler gives.
+    ByScheduler,
     NotSelected(String),
     Failed(String),
     Tainted(String),
@@ -238,7 +240,7 @@ impl Miss {
             Self::Memory { .. } | Self::Mig { .. } => Kind::Memory,
             Self::Closed(_) | Self::Capacity { .. } => Kind::Closed,
             Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => Kind::Small,
-            Self::Isolation { .. } | Self::Cut => Kind::Isolation,
+            Self::Isolation { .. } | Self::Cut | Self::ByScheduler => Kind::Isolation,
             Self::Product | Self::NotSelected(_) | Self::Failed(_) => Kind::Selector,
             Self::Tainted(_) => Kind::GpuTaint,
         }
@@ -273,6 +275,9 @@ impl Miss {
             Self::Isolation { needed, is } => format!("isolation of {at} is {is}, needs {needed}"),
             Self::Product => format!("{at}: another product"),
             Self::Cut => format!("{at}: cut into MIG devices, which minimumIsolation mig asks for"),
+            Self::ByScheduler => format!(
+                "{at}: given whole or cut (mig.keep), which only kube-scheduler gives whole: ask by class gpu.nvidia.com"
+            ),
             Self::NotSelected(selector) => format!("no GPU matches selector {selector}"),
             Self::Failed(words) => format!("{at}: {words}"),
             Self::Tainted(taint) => format!("{at}: has the taint {taint}, which is not tolerated"),
@@ -288,6 +293,7 @@ impl Miss {
             Self::Memory { .. } => "too little memory",
             Self::Mig { .. } => "no MIG device of that size",
             Self::Cut => "cut into MIG devices",
+            Self::ByScheduler => "given whole by kube-scheduler only",
             Self::Capacity { .. } => "too little capacity",
             Self::Small { .. } => "too small even idle",
             Self::Sliver { .. } => "the share would be less than 1 MiB",
@@ -489,6 +495,7 @@ fn miss(
     Some(match verdict {
         GpuVerdict::Closed => Miss::Closed(closed(core, listing, gpu)),
         GpuVerdict::Cut => Miss::Cut,
+        GpuVerdict::ByScheduler => Miss::ByScheduler,
         GpuVerdict::NoMig { asked, largest } => Miss::Mig { needed: asked.to_string(), largest },
         // The claim's GPUs are served by one daemon, and this GPU by one only.
         _ if several && core.capacity.is_granted(gpu) && core.capacity.has_one_daemon(gpu) => {

@@ -163,6 +163,30 @@ fn shares_and_whole_gpus_stay_off_boards_that_are_cut() {
     );
 }
 
+/// As a node with --mig-keep publishes it.
+#[test]
+fn a_gpu_that_is_given_whole_or_cut_is_given_whole_by_the_scheduler_only_and_the_pod_is_told_so() {
+    for keeps in [true, false] {
+        let mut cluster = cluster(0, keeps);
+        put_boards(&mut cluster, 2, &json!({"attributes": {"type": {"string": "gpu"}}}));
+        cluster.put_share("whole", json!({"fraction": "1"}), 1);
+        cluster.put_pod("whole", &["whole"], json!({}));
+        share(&mut cluster, "share", "1Gi");
+        cluster.settle(LONG);
+        assert_eq!((cluster.place("whole"), cluster.place("share"), cluster.holds()), (None, None, vec![]));
+        let (notes, _) = cluster.core.recorder.take();
+        let told = |words: &str| notes.iter().filter(|note| note.message.contains(words)).count();
+        assert!(
+            told("2 GPUs given whole or cut (mig.keep), which only kube-scheduler gives whole") > 0,
+            "{notes:#?}"
+        );
+        assert!(told("2 GPUs cut into MIG devices, which minimumIsolation mig asks for") > 0, "{notes:#?}");
+        mig(&mut cluster, "cut", json!({"memory": "9Gi"}), 1);
+        cluster.settle(LONG);
+        assert_eq!(made(&cluster, "cut").len(), 1);
+    }
+}
+
 #[test]
 fn where_no_board_is_cut_the_pod_is_told_so() {
     let mut cluster = super::scenes::cluster(1, 2);

@@ -117,7 +117,7 @@ fn profiles() -> Arc<[MigProfile]> {
 
 fn cluster() -> Index {
     let mut index = Index::new();
-    let board = MigBoard { profiles: profiles(), foreign: Vec::new(), parts: None };
+    let board = MigBoard { profiles: profiles(), foreign: Vec::new(), parts: None, given_whole: false };
     for nth in 0..NODES {
         let gpu = |minor| GpuSpec {
             device: DeviceName::whole(minor),
