@@ -1,4 +1,4 @@
-//! Prepare and unprepare through the socket: one at a time, beside live claims, and many at once.
+//! Prepare and unprepare through the socket: one at a time, beside live claims, many at once, and of MIG devices that are made.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kube::Client;
 
 use tranche::kubelet::pb::dra::Claim;
 
-use crate::api::Access;
+use crate::api::{self, Access};
 use crate::bench::{Bench, Start};
 use crate::figures::{Report, Samples};
 use crate::plugin::Setting;
@@ -22,6 +22,13 @@ const LIVE: [(usize, &str); 3] = [(1, "p50 8.7"), (100, "p50 73 (50), 199 (200)"
 /// At once, how often, whether MIG devices (there are not that many boards), and the peer's figure.
 const WAVES: [(usize, usize, bool, &str); 3] =
     [(8, 25, false, "p50 323, wave 720"), (32, 10, true, ""), (100, 5, true, "")];
+
+/// MIG devices that are made one after the other, each on another GPU than the one before.
+const MADE: usize = 320;
+/// The end of the names of the places where they are made.
+const MADE_AT: &str = "-mig-1g10gb-19-0";
+/// Devices of a GPU that is given whole or cut: itself, and each place on it.
+const DEVICES_OF_CUT: usize = 26;
 
 /// Everything of this file, into the report.
 pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
@@ -40,7 +47,33 @@ pub async fn measure(setting: &Setting, client: &Client, report: &mut Report) ->
     let start = Start { folder: "l112", gpus: &gpus, devices: GPUS * 7, more: Vec::new() };
     let bench = Bench::start(setting, client, start).await?;
     bench.waves(report, true).await?;
-    bench.plugin.stop().await
+    bench.plugin.stop().await?;
+    made(setting, client, report).await
+}
+
+/// MIG devices that are made for their claims. NVML takes no time for it here: on real boards it may take seconds.
+async fn made(setting: &Setting, client: &Client, report: &mut Report) -> Result<()> {
+    let gpus = setting.gpus("cut", &["--profile", "h100", "--count", "16"]).await?;
+    let more = vec!["--mig-on-demand=all".to_owned(), "--mig-keep=1h".to_owned()];
+    let start = Start { folder: "lc", gpus: &gpus, devices: GPUS * DEVICES_OF_CUT, more };
+    let bench = Bench::start(setting, client, start).await?;
+    let places: Vec<String> = bench.devices.iter().filter(|name| name.ends_with(MADE_AT)).cloned().collect();
+    let devices = places.iter().cycle().take(GPUS + MADE).cloned().collect();
+    let claims = api::claims(client, "made", devices, Access::Exclusive).await?;
+    let (first, claims) = claims.split_at(GPUS);
+    let first = bench.one_at_a_time(first).await?;
+    let took = bench.one_at_a_time(claims).await?;
+    bench.plugin.stop().await?;
+    report.samples("prepare of a MIG device that is made (NVML without delay)", &took.prepare, "", "");
+    report.samples("  GET of the same claim by itself", &took.get, "", "");
+    report.samples("  file synced, renamed, folder synced", &took.synced, "", "");
+    report.samples("  the first of each GPU (MIG switched on)", &first.prepare, "", "");
+    report.samples("unprepare of a MIG device that was made", &took.unprepare, "", "");
+    report.figure("mig_prepare_p50_ms", took.prepare.p50());
+    report.figure("mig_prepare_p99_ms", took.prepare.p99());
+    report.figure("mig_prepare_first_p50_ms", first.prepare.p50());
+    report.figure("mig_unprepare_p50_ms", took.unprepare.p50());
+    Ok(())
 }
 
 impl Bench<'_> {
