@@ -25,6 +25,7 @@ mod machine;
 mod manifests;
 mod mig;
 mod mig_controller;
+mod mig_switch;
 mod monitoring;
 mod nvidia;
 mod pods;

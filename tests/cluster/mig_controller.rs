@@ -1,5 +1,6 @@
 //! MIG devices that the controller chooses for an amount: made on the node for the claim, and ended with it.
 
+use futures::StreamExt;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
@@ -7,11 +8,12 @@ use crate::discovery::AtEnd;
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, user_of};
 use crate::rig::wait_until;
 use crate::shares::settings;
-use crate::test_cluster::{PATIENCE, TestCluster};
+use crate::test_cluster::{PATIENCE, TestCluster, failed_operations, sum};
 
 const NODE: &str = "node-a";
 /// Whole in other tests.
 const BOARD: &str = "6";
+const CREATE: &str = "nvmlDeviceCreateGpuInstanceWithPlacement";
 
 /// Puts the board into MIG mode, and has the plugin carve it until the test ends.
 async fn carve(cluster: &TestCluster) {
@@ -113,6 +115,63 @@ async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
     assert_eq!(profiles, [9, 15, 19, 19]);
     cluster.delete_all(&mixed).await;
     wait_made(&cluster, "the board to be empty in the end", 0).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// Seven at once have a device; an eighth waits until one is made for it on what another leaves.
+const AT_ONCE: usize = 8;
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn many_pods_of_the_controllers_leave_nothing_behind() {
+    let test = "many_pods_of_the_controllers_leave_nothing_behind";
+    let cluster = TestCluster::of_env(test).await;
+    let pods = if std::env::var_os("TRANCHE_EVERYWHERE").is_some() { 200 } else { 32 };
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    let before = failed_operations(&cluster.metrics(NODE).await);
+    let life = async |number: usize| {
+        let name = format!("p-{number}");
+        let memory = ["9000Mi", "9000Mi", "15Gi"][number % 3];
+        ask_for(&cluster, &name, json!({"memory": memory})).await;
+        cluster.wait_all_ready(std::slice::from_ref(&name)).await;
+        cluster.delete(&name).await;
+    };
+    futures::stream::iter(0..pods).map(life).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+    cluster.wait_clean().await;
+    wait_made(&cluster, "the board to be empty", 0).await;
+    let metrics = cluster.metrics(NODE).await;
+    assert_eq!(sum(&metrics, "tranche_mig_creation_failures_total"), 0.0);
+    assert_eq!(failed_operations(&metrics) - before, 0.0, "no try failed");
+    drop(undo);
+    cluster.end().await;
+}
+
+/// The instance is there, NVML has not said so yet, and the plugin dies; then kubelet is started anew as well.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn the_plugin_and_kubelet_may_end_while_the_controllers_device_is_made() {
+    let test = "the_plugin_and_kubelet_may_end_while_the_controllers_device_is_made";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    let faults = AtEnd(&cluster, &["clear"]);
+    carve(&cluster).await;
+    for (name, kubelet) in [("plugins", false), ("both", true)] {
+        cluster.fake(NODE, &["fault", CREATE, "none", "--done", "--delay-ms", "20000", "--times", "1"]);
+        ask_for(&cluster, name, json!({"memory": "9000Mi"})).await;
+        wait_made(&cluster, "an instance that nobody knows of yet", 1).await;
+        if kubelet {
+            cluster.rig.run(&["restart", NODE, "kubelet"]);
+        }
+        cluster.kill9(NODE, &cluster.plugin(NODE).await);
+        cluster.wait_ready(name).await;
+        assert_eq!(made(&cluster).len(), 1, "{name}: one for the pod");
+        assert_eq!(cluster.inside(name, "main").caps.len(), 2, "{name}");
+        cluster.delete(name).await;
+        wait_made(&cluster, "the board to be empty", 0).await;
+    }
+    drop(faults);
     drop(undo);
     cluster.end().await;
 }

@@ -215,7 +215,6 @@ async fn the_api_server_is_restarted() {
     cluster.end().await;
 }
 
-/// A boot takes every container, the CDI folder and the boot id; disks and the API server stay.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn the_node_is_rebooted() {
@@ -227,18 +226,7 @@ async fn the_node_is_rebooted() {
     let content = |name: &str| fs::read_to_string(cluster.host(NODE, "/var/run/cdi").join(name)).unwrap();
     let before = content(&edits[0]);
 
-    cluster.rig.on_end(&["start", NODE, "kubelet"]);
-    cluster.rig.run(&["stop", NODE, "kubelet"]);
-    let list = cluster.rig.run(&["ctr", NODE, "-n", "k8s.io", "tasks", "ls", "-q"]);
-    for id in list.lines() {
-        // A container may end with its sandbox.
-        let _ = cluster.rig.attempt(&["ctr", NODE, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id]);
-    }
-    fs::remove_file(cluster.host(NODE, "/var/run/cdi").join(&edits[0])).unwrap();
-    let id = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
-    fs::write(cluster.host(NODE, "/run/fake-nvml/boot_id"), id).unwrap();
-    cluster.rig.run(&["start", NODE, "kubelet"]);
-
+    cluster.boot(NODE);
     let pods: Api<Pod> = cluster.api();
     let again = || async {
         let pod = pods.get("living").await.ok()?;

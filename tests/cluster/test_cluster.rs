@@ -581,6 +581,27 @@ impl TestCluster {
         pid.expect("the container has a task")
     }
 
+    /// A boot takes every container, the CDI folder, what was set on boards, and the boot id; disks and the API server stay.
+    pub fn boot(&self, node: &str) {
+        self.rig.on_end(&["start", node, "kubelet"]);
+        self.rig.run(&["stop", node, "kubelet"]);
+        let list = self.rig.run(&["ctr", node, "-n", "k8s.io", "tasks", "ls", "-q"]);
+        for id in list.lines() {
+            // A container may end with its sandbox.
+            let _ = self.rig.attempt(&["ctr", node, "-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", id]);
+        }
+        let cdi = self.host(node, "/var/run/cdi");
+        for name in names(&cdi) {
+            fs::remove_file(cdi.join(name)).expect("a CDI file can be removed");
+        }
+        self.fake(node, &["clear"]);
+        // Absent: nothing was set.
+        let _ = fs::remove_file(self.host(node, "/run/fake-nvml/state.json"));
+        let id = fs::read_to_string("/proc/sys/kernel/random/uuid").expect("the kernel makes identifiers");
+        fs::write(self.host(node, "/run/fake-nvml/boot_id"), id).expect("the boot id can be written");
+        self.rig.run(&["start", node, "kubelet"]);
+    }
+
     /// Ends a container with SIGKILL.
     pub fn kill9(&self, node: &str, pod: &Pod) {
         let id = container_id(pod);

@@ -1,0 +1,192 @@
+//! The node plugin is killed, and the node rebooted, while the MIG mode of a GPU is switched for claims.
+
+use serde_json::json;
+
+use crate::discovery::AtEnd;
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, user_of};
+use crate::rig::wait_until;
+use crate::shares::settings;
+use crate::test_cluster::{PATIENCE, TestCluster};
+
+const NODE: &str = "node-a";
+/// Whole in other tests.
+const BOARDS: [&str; 3] = ["4", "5", "6"];
+const SWITCH: &str = "nvmlDeviceSetMigMode";
+/// One record for each MIG mode that is on for claims.
+const RECORDS: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/mig-modes";
+
+/// Has these boards given whole or cut until the test ends; their UUIDs.
+async fn whole_or_cut(cluster: &TestCluster, boards: &[&str]) -> Vec<String> {
+    settings::set(cluster, &[&format!("--mig-on-demand={}", boards.join(",")), "--mig-keep=1h"]).await;
+    let published = || async {
+        let devices = cluster.published(NODE).await;
+        let is = |board: &str| {
+            let device = devices.iter().find(|one| one.name == format!("gpu-{board}"));
+            device.and_then(|one| one.attributes.as_ref()?.get("migProfile19")).is_some()
+        };
+        boards.iter().all(|board| is(board)).then_some(())
+    };
+    wait_until("the GPUs, and what they can be cut into", PATIENCE, published).await;
+    let mut uuids = Vec::new();
+    for board in boards {
+        assert!(!cluster.is_switched_on(NODE, board));
+        uuids.push(cluster.attribute(NODE, &format!("gpu-{board}"), "uuid").await);
+    }
+    uuids
+}
+
+/// A claim for a MIG device with that memory, and a pod of its name that uses it.
+async fn cut(cluster: &TestCluster, name: &str, memory: &str) {
+    let fields = json!({"memory": memory, "minimumIsolation": "mig"});
+    let devices = json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}],
+        "config": parameters("tranche.dev/v1alpha1", "GpuShare", fields)});
+    cluster.create(claim(name, devices)).await;
+    cluster.create(as_nobody(user_of(name, name))).await;
+}
+
+/// A claim for that GPU as a whole, and a pod of its name that uses it.
+async fn whole(cluster: &TestCluster, name: &str, uuid: &str) {
+    cluster.create(claim(name, json!({"requests": [of_gpu(uuid, gpu("gpu"))]}))).await;
+    cluster.create(user_of(name, name)).await;
+}
+
+/// GPU instances on the board.
+fn made(cluster: &TestCluster, board: &str) -> usize {
+    let state = cluster.fake_state(NODE, board);
+    let instances = state["mig"]["value"]["instances"].as_array().map_or(0, Vec::len);
+    // What is there while MIG is on only.
+    if cluster.is_switched_on(NODE, board) { instances } else { 0 }
+}
+
+fn records(cluster: &TestCluster) -> Vec<String> {
+    cluster.files(NODE, RECORDS)
+}
+
+async fn wait_for(what: &str, is: impl Fn() -> bool) {
+    wait_until(what, PATIENCE, || async { is().then_some(()) }).await;
+}
+
+/// Once before the driver has switched, and once after: NVML has not returned yet.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_plugin_that_is_killed_amid_a_switch_leaves_a_gpu_that_serves_whoever_asks() {
+    let test = "a_plugin_that_is_killed_amid_a_switch_leaves_a_gpu_that_serves_whoever_asks";
+    let cluster = TestCluster::of_env(test).await;
+    let board = BOARDS[2];
+    let faults = AtEnd(&cluster, &["clear"]);
+    let undo = AtEnd(&cluster, &["set-mig", board, "off"]);
+    let uuid = whole_or_cut(&cluster, &[board]).await.remove(0);
+    let names = cluster.published_names(NODE).await;
+    let is_on = || cluster.is_switched_on(NODE, board);
+    let record = vec![format!("{uuid}.json")];
+    assert_eq!(records(&cluster), [""; 0]);
+
+    let delay = |done: &[&'static str]| {
+        let words = [&["fault", SWITCH, "none", "--delay-ms", "25000", "--times", "1"], done].concat();
+        cluster.fake(NODE, &words);
+    };
+    let kill = async || cluster.kill9(NODE, &cluster.plugin(NODE).await);
+
+    delay(&[]);
+    cut(&cluster, "before", "9000Mi").await;
+    wait_for("the intent to switch MIG on", || records(&cluster) == record).await;
+    assert!(!is_on(), "the driver is at it");
+    kill().await;
+    cluster.wait_ready("before").await;
+    assert_eq!((made(&cluster, board), is_on(), records(&cluster)), (1, true, record.clone()));
+
+    delay(&["--done"]);
+    cluster.delete("before").await;
+    whole(&cluster, "off", &uuid).await;
+    wait_for("MIG to be off, of which nobody knows yet", || !is_on()).await;
+    assert_eq!(records(&cluster), record, "nothing is forgotten before it is certain");
+    kill().await;
+    cluster.wait_ready("off").await;
+    let inside = cluster.inside("off", "main");
+    assert_eq!((inside.caps.len(), is_on(), records(&cluster)), (0, false, vec![]));
+    assert_eq!(inside.gpus, [board.parse::<u32>().unwrap()]);
+
+    delay(&["--done"]);
+    cluster.delete("off").await;
+    cut(&cluster, "after", "9000Mi").await;
+    wait_for("MIG to be on, of which nobody knows yet", is_on).await;
+    assert_eq!((made(&cluster, board), records(&cluster)), (0, record.clone()));
+    kill().await;
+    cluster.wait_ready("after").await;
+    assert_eq!((made(&cluster, board), records(&cluster)), (1, record));
+    assert_eq!(cluster.inside("after", "main").caps.len(), 2);
+
+    cluster.delete("after").await;
+    whole(&cluster, "last", &uuid).await;
+    cluster.wait_ready("last").await;
+    assert_eq!((is_on(), records(&cluster)), (false, vec![]));
+    assert_eq!(cluster.published_names(NODE).await, names, "no GPU and no place is lost");
+    cluster.delete("last").await;
+    drop(undo);
+    drop(faults);
+    cluster.end().await;
+}
+
+/// One GPU has a MIG device of a pod, one is being switched on for another pod, one off for a third.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back() {
+    let test = "a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back";
+    let cluster = TestCluster::of_env(test).await;
+    let faults = AtEnd(&cluster, &["clear"]);
+    let off: Vec<[&str; 3]> = BOARDS.iter().map(|board| ["set-mig", board, "off"]).collect();
+    let undo: Vec<AtEnd> = off.iter().map(|words| AtEnd(&cluster, words)).collect();
+    let uuids = whole_or_cut(&cluster, &BOARDS).await;
+    let names = cluster.published_names(NODE).await;
+    let on = || -> Vec<usize> { (0..3).filter(|at| cluster.is_switched_on(NODE, BOARDS[*at])).collect() };
+
+    // All of a GPU each, so that each is on a GPU of its own.
+    cut(&cluster, "living", "70Gi").await;
+    cluster.wait_ready("living").await;
+    let [living] = on()[..] else { panic!("{:?}", on()) };
+    cut(&cluster, "former", "70Gi").await;
+    cluster.wait_ready("former").await;
+    let former = on().into_iter().find(|at| *at != living).expect("another GPU");
+    let last = (0..3).find(|at| ![living, former].contains(at)).expect("three GPUs");
+    cluster.delete("former").await;
+    cluster.fake(NODE, &["fault", SWITCH, "none", "--done", "--delay-ms", "100000", "--times", "2"]);
+    whole(&cluster, "off", &uuids[former]).await;
+    wait_for("MIG to go off for one pod", || on() == [living]).await;
+    cut(&cluster, "on", "70Gi").await;
+    let mut both = vec![living, last];
+    both.sort_unstable();
+    wait_for("MIG to go on for another", || on() == both).await;
+    assert_eq!(records(&cluster).len(), 3);
+
+    cluster.boot(NODE);
+    let run = |pod: &str| {
+        let pods = cluster.api::<k8s_openapi::api::core::v1::Pod>();
+        let pod = pod.to_owned();
+        async move { pods.get(&pod).await.ok() }
+    };
+    let booted = || async {
+        let statuses = run("living").await?.status?.container_statuses?;
+        (statuses.first()?.restart_count >= 1).then_some(())
+    };
+    wait_until("the living pod to run again", PATIENCE * 2, booted).await;
+    cluster.wait_all_ready(&["living", "on", "off"].map(str::to_owned)).await;
+    for (pod, at, caps) in [("living", living, 2), ("on", last, 2), ("off", former, 0)] {
+        let inside = cluster.inside(pod, "main");
+        let minor: u32 = BOARDS[at].parse().unwrap();
+        assert_eq!((&inside.gpus[..], inside.caps.len()), (&[minor][..], caps), "{pod}");
+    }
+    assert_eq!((on(), BOARDS.map(|board| made(&cluster, board)).iter().sum::<usize>()), (both, 2));
+    let same = || async { (cluster.published_names(NODE).await == names).then_some(()) };
+    wait_until("the same devices to be published", PATIENCE, same).await;
+    let records_of: Vec<String> = [living, last].iter().map(|at| format!("{}.json", uuids[*at])).collect();
+    assert!(records_of.iter().all(|name| records(&cluster).contains(name)), "{:?}", records(&cluster));
+    cluster.delete_all(&["living", "on", "off"].map(str::to_owned)).await;
+    // Whole again, for whoever asks.
+    whole(&cluster, "whole", &uuids[last]).await;
+    cluster.wait_ready("whole").await;
+    assert!(!on().contains(&last));
+    cluster.delete("whole").await;
+    drop(undo);
+    drop(faults);
+    cluster.end().await;
+}
