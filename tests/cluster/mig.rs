@@ -5,12 +5,14 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::discovery::AtEnd;
-use crate::manifests::{by_template, gpu, of_gpu, on, template};
+use crate::manifests::{
+    as_nobody, by_template, claim, container, gpu, of_gpu, on, parameters, pod, template,
+};
 use crate::rig::wait_until;
-use crate::shares::{settings, wait_unschedulable};
+use crate::shares::{mps_env, settings, wait_unschedulable};
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of, failed_operations, is_ready, sum};
 
 const NODE: &str = "node-a";
@@ -100,6 +102,69 @@ async fn seven_small_devices_are_made_on_one_board_and_then_two_large_ones() {
     assert_eq!(made(&cluster), [0, 4]);
     cluster.delete_all(&["three".to_owned(), "four".to_owned()]).await;
     wait_made(&cluster, "the board to be empty again", |starts| starts.is_empty()).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// As with devices that are there already: two of one board for a container each, one for two containers by time or MPS.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn containers_of_a_pod_have_devices_of_their_own_or_share_one() {
+    let test = "containers_of_a_pod_have_devices_of_their_own_or_share_one";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    let of_profile = |name: &str, profile: &str| {
+        let own = "device.attributes['gpu.nvidia.com']";
+        // What is made for claims has no UUID yet.
+        let is = format!("{own}.profile == '{profile}' && !('uuid' in {own})");
+        json!({"name": name, "exactly":
+            {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": is}}]}})
+    };
+    let configs = |requests: &[&str], sharing: Value| {
+        let fields = json!({"sharing": sharing});
+        let mut config = parameters("resource.nvidia.com/v1beta1", "MigDeviceConfig", fields);
+        config[0]["requests"] = json!(requests);
+        config
+    };
+    let pod_with = |name: &str, uses: [Value; 2]| {
+        let [left, right] = uses;
+        let containers = json!([container("left", json!([left])), container("right", json!([right]))]);
+        as_nobody(pod(name, json!([{"name": "c", "resourceClaimName": name}]), containers))
+    };
+    let same = json!([{"requests": ["small", "half"], "matchAttribute": "gpu.nvidia.com/parentUUID"}]);
+    let requests = json!([of_profile("small", "1g.10gb"), of_profile("half", "3g.40gb")]);
+    let sliced = configs(&["small"], json!({"strategy": "TimeSlicing"}));
+    let devices = json!({"requests": requests, "constraints": same, "config": sliced});
+    cluster.create(claim("apart", devices)).await;
+    let uses = ["small", "half"].map(|request| json!({"name": "c", "request": request}));
+    cluster.create(pod_with("apart", uses)).await;
+    cluster.wait_ready("apart").await;
+    let caps = ["left", "right"].map(|side| cluster.inside("apart", side).caps);
+    assert!(caps.iter().all(|caps| caps.len() == 2) && caps[0] != caps[1], "{caps:?}");
+    assert_eq!(made(&cluster).len(), 2);
+
+    let mps = json!({"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "4Gi"});
+    for (name, sharing, variables) in [
+        ("by-time", json!({"strategy": "TimeSlicing"}), 0),
+        ("by-mps", json!({"strategy": "MPS", "mpsConfig": mps}), 3),
+    ] {
+        let devices =
+            json!({"requests": [of_profile("gpu", "2g.20gb")], "config": configs(&["gpu"], sharing)});
+        cluster.create(claim(name, devices)).await;
+        cluster.create(pod_with(name, [json!({"name": "c"}), json!({"name": "c"})])).await;
+        cluster.wait_ready(name).await;
+        let caps = ["left", "right"].map(|side| cluster.inside(name, side).caps);
+        assert!(caps[0].len() == 2 && caps[0] == caps[1], "{name}: {caps:?}");
+        for side in ["left", "right"] {
+            assert_eq!(mps_env(&cluster, name, side).len(), variables, "{name}/{side}");
+        }
+        assert_eq!(made(&cluster).len(), 3, "{name}");
+        cluster.delete(name).await;
+        wait_made(&cluster, "the shared device to be ended", |starts| starts.len() == 2).await;
+    }
+    cluster.delete("apart").await;
+    wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
     drop(undo);
     cluster.end().await;
 }
