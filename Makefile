@@ -43,6 +43,7 @@ soak: soak-walk soak-fuzz
 soak-walk:
 	TRANCHE_STEPS=1000000 cargo test --locked --profile soak --lib controller::tests::walk -- --nocapture
 	TRANCHE_STEPS=100000 cargo test --locked --profile soak --lib allocate::tests::cut::walk -- --nocapture
+	TRANCHE_STEPS=100000 cargo test --locked --profile soak --test it mig_walk -- --nocapture
 
 FUZZ_SECONDS ?= 900
 SEED ?= $(shell date +%s)

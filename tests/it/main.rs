@@ -24,6 +24,7 @@ mod logs;
 mod memory;
 mod metrics;
 mod mig_mode;
+mod mig_walk;
 mod mock_api;
 mod monitoring;
 mod mps;
