@@ -9,6 +9,7 @@ use super::cluster::{Cluster, merge};
 use super::preempting::{ask, cluster, end, evicted, refused, run, wait};
 use super::preempting_told::told;
 use super::walk::bind;
+use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::Rules;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -138,6 +139,59 @@ fn nobody_ends_for_who_is_served_otherwise_or_may_not() {
     whole(&mut cluster, "train", 10, &json!({}));
     cluster.settle(30 * SECOND);
     assert_eq!(evicted(&cluster), [""; 0]);
+}
+
+/// How many whole GPUs a gang gets is up to its scheduler, and where its queue keeps it out it gets none.
+#[test]
+fn no_gpu_is_emptied_for_a_gang_nor_for_whom_its_queue_keeps_out() {
+    let of = |name: &str| json!({"metadata": {"annotations": {name: "g"}}});
+    let by = |scheduler: &str, name: &str| {
+        let mut pod = of(name);
+        merge(&mut pod, &json!({"spec": {"schedulerName": scheduler}}));
+        pod
+    };
+    let mut sized = of("tranche.dev/gang");
+    sized["metadata"]["annotations"]["tranche.dev/gang-size"] = "3".into();
+    let over = json!({"spec": {"minMember": 1}, "status": {"schedulingConditions": [{
+        "type": "UnschedulableOnNodePool", "status": "True", "reasons": [{"reason": "OverLimit", "message": "full"}]}]}});
+    let pending = json!({"spec": {"minMember": 1}, "status": {"phase": "Pending"}});
+    let (kai, volcano) = ("pod-group-name", "scheduling.k8s.io/group-name");
+    type Case = (&'static str, Option<(PodGroupApi, Value)>, Value, usize);
+    let cases: [Case; 7] = [
+        ("its gang needs three", None, sized, 0),
+        ("nobody knows how many its gang needs", None, of("tranche.dev/gang"), 0),
+        ("KAI's group is over its limit", Some((PodGroupApi::Kai, over)), by("kai-scheduler", kai), 0),
+        ("Volcano's is Pending", Some((PodGroupApi::Volcano, pending)), by("volcano", volcano), 0),
+        (
+            "Volcano's starts with two",
+            Some((PodGroupApi::Volcano, json!({"spec": {"minMember": 2}}))),
+            by("volcano", volcano),
+            0,
+        ),
+        ("it is in no group yet", None, json!({"spec": {"schedulerName": "volcano"}}), 0),
+        (
+            "each of them starts by itself",
+            Some((PodGroupApi::Volcano, json!({"spec": {"minMember": 1}}))),
+            by("volcano", volcano),
+            1,
+        ),
+    ];
+    for (why, group, more, ends) in cases {
+        let mut cluster = cluster(&[2]);
+        for name in ["a", "b"] {
+            run(&mut cluster, name, 60, 5, &json!({}));
+        }
+        if let Some((api, group)) = group {
+            cluster.put_group(api, "g", group);
+        }
+        whole(&mut cluster, "train-1", 10, &more);
+        assert_eq!(told(&mut cluster, "train-1").is_some(), ends > 0, "{why}");
+        if ends == 0 {
+            whole(&mut cluster, "train-2", 10, &more);
+        }
+        cluster.settle(120 * SECOND);
+        assert_eq!(evicted(&cluster).len(), ends, "{why}");
+    }
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! have ended, and kube-scheduler gives it to the pod. Until then it takes no other shares.
 //!
 //! Only for a pod that asks for one GPU and nothing else of kube-scheduler's devices: how several GPUs have to go together
-//! is known to kube-scheduler alone.
+//! is known to kube-scheduler alone. And only for one that starts by itself: how many GPUs come free for a gang, nobody
+//! here decides, and of a gang that its queue keeps out no pod is bound to one.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +52,10 @@ impl Core {
         for uid in self.demand.pods().filter(|uid| !given.contains(*uid)) {
             let Some(need) = self.demand.single(uid).filter(|need| is_one(need)) else { continue };
             let may = |pod: &&Pod| {
-                pod.standing.preempts && pod.standing.tried == Tried::InVain && self.is_all_known(pod)
+                pod.standing.preempts
+                    && pod.standing.tried == Tried::InVain
+                    && self.is_all_known(pod)
+                    && self.view.minimum(pod).is_one()
             };
             let Some(pod) = self.view.pod(uid).filter(may) else { continue };
             let key = UnitKey::Pod(uid.clone());
@@ -208,7 +212,8 @@ impl Core {
     /// What would be done for a pod that waits for a whole GPU, for people who ask. None: it waits for something else.
     pub(in crate::controller) fn prospect_of_whole(&mut self, uid: &PodUid, now: Moment) -> Option<Prospect> {
         let need = self.demand.single(uid).filter(|need| is_one(need))?.clone();
-        let pod = self.view.pod(uid).filter(|pod| self.is_all_known(pod))?;
+        let starts_alone = |pod: &&Pod| self.view.minimum(pod).is_one();
+        let pod = self.view.pod(uid).filter(|pod| self.is_all_known(pod)).filter(starts_alone)?;
         let (preempts, tried) = (pod.standing.preempts, pod.standing.tried);
         let asker = self.asker_of_whole(uid).filter(|_| !self.queue.contains(uid))?;
         self.refresh_holders();
