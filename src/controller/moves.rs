@@ -70,6 +70,15 @@ impl Lacking {
     }
 }
 
+impl UnderWay {
+    /// Pods that have not been asked for stay. True if there were any.
+    fn has_no_more(&mut self) -> bool {
+        let before = self.left.len();
+        self.left.retain(|left| left.stage != Stage::Stays);
+        self.left.len() < before
+    }
+}
+
 impl Proposed {
     fn source(&self) -> Aside {
         let places = self.then.iter().map(|(_, place)| place.clone()).collect();
@@ -176,7 +185,16 @@ impl Moves {
             self.evicted.pop_front();
         }
         let before = self.under_way.len();
-        let mut vain = Vec::new();
+        let (mut vain, mut is_free) = (Vec::new(), false);
+        for one in self.under_way.iter_mut().filter(|one| one.own && !queued(&one.unit)) {
+            is_free |= one.has_no_more();
+            if !one.source.places.is_empty() {
+                one.source.places.clear();
+                is_free = true;
+                let has_any = !one.left.is_empty();
+                vain.extend(has_any.then(|| (one.unit.clone(), one.namespace.clone(), true)));
+            }
+        }
         self.under_way.retain(|one| {
             let unheeded =
                 |left: &Left| matches!(left.stage, Stage::Asked(at) if at.saturating_add(HEEDED) <= now);
@@ -198,7 +216,7 @@ impl Moves {
                 self.namespaces.insert(namespace, until);
             }
         }
-        self.under_way.len() < before
+        is_free || self.under_way.len() < before
     }
 
     /// The unit waits for room, or for something else.
@@ -379,6 +397,9 @@ impl Moves {
         self.lacking.remove(unit);
         let Some(one) = self.under_way.iter_mut().find(|one| one.unit == *unit) else { return false };
         one.source.places.clear();
+        if one.own {
+            one.has_no_more();
+        }
         self.counts.served += 1;
         true
     }

@@ -323,6 +323,60 @@ fn a_refused_eviction_is_the_end_of_it_for_a_while() {
     assert_eq!(cluster.place("sixty"), cluster.place("small"));
 }
 
+/// Beside [`fragmented`]: `second`, 6 GiB on the GPU of `small`, of an owner of this kind. `big`, 79 GiB, needs both to leave.
+fn two_in_the_way(kind: (&str, &str)) -> Cluster {
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    beside(&mut cluster, "a", |cluster| {
+        let mut more = mark("true");
+        more["metadata"]["ownerReferences"] = json!([
+            {"apiVersion": kind.0, "kind": kind.1, "name": "second", "uid": "second", "controller": true}]);
+        put(cluster, "second", "6Gi", "", more);
+        bind(cluster, "ml", "second");
+    });
+    assert_eq!(cluster.place("second"), cluster.place("small"));
+    cluster
+}
+
+fn moved(cluster: &Cluster) -> Vec<&str> {
+    cluster.moved.iter().map(|(_, (_, name))| name.as_str()).collect()
+}
+
+const REPLICA_SET: (&str, &str) = ("apps/v1", "ReplicaSet");
+
+#[test]
+fn nobody_moves_any_more_for_who_is_gone_or_has_its_place() {
+    for is_gone in [true, false] {
+        let mut cluster = two_in_the_way(REPLICA_SET);
+        let source = cluster.place("small").unwrap();
+        put(&mut cluster, "big", "79Gi", "rs-big", json!({}));
+        let begin = cluster.now;
+        while cluster.moved.is_empty() {
+            assert!(cluster.now < begin + MINUTE, "nobody is moved");
+            cluster.deliver(usize::MAX);
+            let next = cluster.round();
+            while !cluster.writes.is_empty() {
+                cluster.write(false);
+            }
+            cluster.now = next.unwrap_or(cluster.now).max(cluster.now + Duration::from_millis(100));
+        }
+        match is_gone {
+            true => cluster.drop_pod("big", true),
+            false => cluster.put_node("c", 1),
+        }
+        cluster.settle(5 * SECOND);
+        assert_eq!(moved(&cluster), ["small"], "gone: {is_gone}");
+        end(&mut cluster, "small", "small-anew", "10Gi");
+        assert_eq!(cluster.place("small-anew").map(|(node, _)| node), Some("a".to_owned()));
+        put(&mut cluster, "late", "60Gi", "rs-late", json!({}));
+        cluster.settle(5 * SECOND);
+        assert_eq!(cluster.place("late"), Some(source), "gone: {is_gone}");
+        let counts = cluster.core.reserves.evictions.moves.counts();
+        let (served, in_vain) = (u64::from(!is_gone), u64::from(is_gone));
+        assert_eq!((counts.evictions, counts.served, counts.in_vain), (1, served, in_vain));
+        cluster.check();
+    }
+}
+
 #[test]
 fn people_are_told_the_same_and_nothing_is_changed_by_it() {
     let mut cluster = fragmented(Mode::Propose, ("secret", json!({})));
