@@ -219,6 +219,13 @@ impl Moves {
         is_free || self.under_way.len() < before
     }
 
+    /// Who may move may be another now, though no place is another: what was found is searched for anew.
+    pub(super) fn others_may_move(&mut self) {
+        for (_, epoch) in self.lacking.values_mut().filter_map(|one| one.searched.as_mut()) {
+            *epoch = u64::MAX;
+        }
+    }
+
     /// The unit waits for room, or for something else.
     pub(super) fn lacks_room(&mut self, turn: &Turn, namespace: &str, lacks: bool) {
         match (lacks, self.lacking.get_mut(&turn.key)) {

@@ -45,7 +45,7 @@ impl Core {
                 self.note_all_needs();
             }
             News::Bounds(namespace) => self.bounds(&namespace),
-            News::Budgets => self.reserves.evictions.preempting.holders.news(),
+            News::Budgets => self.budgets_changed(),
             News::Trouble(words) => self.recorder.trouble(words),
         }
     }

@@ -16,7 +16,8 @@ use crate::controller::moves::{Move, Proposed};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::steps::place::{Part, Refused};
 use crate::controller::tracker::as_grant;
-use crate::controller::view::{Claim, Pod, Use};
+use crate::controller::view::movable::OwnerKind;
+use crate::controller::view::{Claim, Guard, Pod, Use};
 use crate::controller::write::{Round, Write};
 use crate::controller::{Moment, ask};
 use crate::model::claim::ClaimKey;
@@ -146,6 +147,9 @@ impl Core {
             Mode::Auto => self.propose(turn, Whose::Marked, ticks, now),
             Mode::Propose | Mode::Off => Search::Nothing,
         };
+        if let Search::Found(found) = &mut found {
+            self.heed_refusals(found);
+        }
         let left = ticks.saturating_sub(self.capacity.index.spent().0);
         if found == Search::Nothing && left > 0 {
             found = self.propose(turn, Whose::Any, left, now);
@@ -158,6 +162,33 @@ impl Core {
         }
     }
 
+    /// Nobody leaves for nothing: pods whose eviction may be refused go first, those of a budget and of Jobs. Where a budget
+    /// is asked for more pods than it lets go, it is told, and the controller does not begin it.
+    fn heed_refusals(&self, found: &mut Proposed) {
+        let mut asked: BTreeMap<String, (u32, u32)> = BTreeMap::new();
+        let mut unsure = BTreeSet::new();
+        for one in &found.moves {
+            let Some(pod) = self.view.pod(&one.pod.uid) else { continue };
+            let Guard::By(budgets) = self.view.budgets_of(pod).guard else { continue };
+            if one.owner.kind == OwnerKind::Job || !budgets.is_empty() {
+                unsure.insert(one.pod.uid.clone());
+            }
+            for (name, allowed) in budgets {
+                asked.entry(name.to_owned()).or_insert((0, allowed)).0 += 1;
+            }
+        }
+        found.moves.sort_by_key(|one| !unsure.contains(&one.pod.uid));
+        found.marked &= asked.values().all(|(count, allowed)| count <= allowed);
+    }
+
+    /// What budgets say is another than before: other pods may end, and move.
+    pub(super) fn budgets_changed(&mut self) {
+        self.reserves.evictions.preempting.holders.news();
+        if self.rules.consolidation.mode == Mode::Auto {
+            self.reserves.evictions.moves.others_may_move();
+        }
+    }
+
     /// Searches for the least moves after which a unit would fit. Capacity is afterwards as before.
     pub(in crate::controller) fn propose(
         &mut self,
@@ -167,7 +198,11 @@ impl Core {
         now: Moment,
     ) -> Search {
         let Some(parts) = self.parts(turn, now) else { return Search::Nothing };
-        let (movers, who) = self.movers(turn, whose, now);
+        let (movers, who, cost) = self.movers(turn, whose, now);
+        self.capacity.index.pay(cost);
+        if cost > ticks {
+            return Search::Spent;
+        }
         if movers.is_empty() {
             return Search::Nothing;
         }
@@ -216,8 +251,9 @@ impl Core {
         outcome
     }
 
-    /// Who may move for the sake of a unit.
-    fn movers(&self, turn: &Turn, whose: Whose, now: Moment) -> (Vec<Mover>, Vec<Who>) {
+    /// Who may move for the sake of a unit, and what it took to find out, in ticks.
+    fn movers(&self, turn: &Turn, whose: Whose, now: Moment) -> (Vec<Mover>, Vec<Who>, u64) {
+        let mut cost = 0;
         let own: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
         let preempted = self.preempted();
         let (mut movers, mut who) = (Vec::new(), Vec::new());
@@ -238,12 +274,24 @@ impl Core {
             if let UnitKey::Gang { .. } = self.unit_of(pod) {
                 continue;
             }
-            if let Some((has, claims, several)) = self.shares_alone(pod) {
-                movers.push(Mover { has, several });
-                who.push(Who { pod: pod.at.uid.clone(), claims });
+            let Some((has, claims, several)) = self.shares_alone(pod) else { continue };
+            if whose == Whose::Marked && !self.lets_go(pod, &mut cost) {
+                continue;
             }
+            movers.push(Mover { has, several });
+            who.push(Who { pod: pod.at.uid.clone(), claims });
         }
-        (movers, who)
+        (movers, who, cost)
+    }
+
+    /// No budget keeps the pod: of several the API server lets no pod go.
+    fn lets_go(&self, pod: &Pod, cost: &mut u64) -> bool {
+        let budgets = self.view.budgets_of(pod);
+        *cost = cost.saturating_add(budgets.ticks);
+        match budgets.guard {
+            Guard::By(all) => all.len() <= 1 && all.iter().all(|(_, allowed)| *allowed > 0),
+            Guard::Stays => false,
+        }
     }
 
     /// What a pod has, if that is shares of ours alone, of claims that end with it.

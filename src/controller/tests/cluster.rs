@@ -537,7 +537,7 @@ impl Cluster {
                 Outcome::Marked(claim, hear(stored))
             }
             Write::Evict(pod) => {
-                let done = self.evict(&pod);
+                let done = self.evict(&pod, false);
                 Outcome::Evicted(pod, if lost { Err(Failure::Silent("lost".to_owned())) } else { Ok(done) })
             }
             Write::Create(claim, object, allocation) => {
@@ -555,23 +555,17 @@ impl Cluster {
                 Outcome::Created(claim, hear(made))
             }
             Write::Move(pod, _) => {
-                let name = (pod.namespace.clone(), pod.name.clone());
-                let found = self.pods.get(&name).cloned();
-                let is_it = |found: &Pod| found.metadata.uid.as_deref() == Some(pod.uid.as_str());
-                if let Some(mut found) = found.filter(is_it) {
-                    if found.metadata.deletion_timestamp.is_none() {
-                        self.moved.push((self.now, name));
-                    }
-                    found.metadata.deletion_timestamp = Some(object(json!("2026-01-01T00:00:00Z")));
-                    self.store_pod(found);
-                }
-                Outcome::Moved(pod.uid, Ok(()))
+                let done = match self.evict(&pod, true) {
+                    Eviction::Protected(words) => Err(Failure::Refused(words)),
+                    Eviction::Evicted | Eviction::Gone => Ok(()),
+                };
+                Outcome::Moved(pod.uid, done)
             }
         }
     }
 
     /// The pod is to end, unless a budget forbids it. Each that lets it go has one less to let go.
-    fn evict(&mut self, at: &PodRef) -> Eviction {
+    fn evict(&mut self, at: &PodRef, is_move: bool) -> Eviction {
         let name = (at.namespace.clone(), at.name.clone());
         let Some(mut pod) = self.pods.get(&name).cloned() else { return Eviction::Gone };
         if pod.metadata.uid.as_deref() != Some(at.uid.as_str()) {
@@ -597,7 +591,10 @@ impl Cluster {
         if pod.metadata.deletion_timestamp.is_none() {
             let ends = self.core.recorder.time_of(self.now + Duration::from_secs(30)).unwrap();
             pod.metadata.deletion_timestamp = Some(object(json!(ends.to_string())));
-            self.evicted.push(name);
+            match is_move {
+                true => self.moved.push((self.now, name)),
+                false => self.evicted.push(name),
+            }
             self.store_pod(pod);
         }
         Eviction::Evicted

@@ -337,6 +337,12 @@ fn two_in_the_way(kind: (&str, &str)) -> Cluster {
     cluster
 }
 
+fn label(cluster: &mut Cluster, name: &str) {
+    let mut pod = cluster.pods[&("ml".to_owned(), name.to_owned())].clone();
+    pod.metadata.labels = Some([("app".to_owned(), "x".to_owned())].into());
+    cluster.store_pod(pod);
+}
+
 fn moved(cluster: &Cluster) -> Vec<&str> {
     cluster.moved.iter().map(|(_, (_, name))| name.as_str()).collect()
 }
@@ -375,6 +381,47 @@ fn nobody_moves_any_more_for_who_is_gone_or_has_its_place() {
         assert_eq!((counts.evictions, counts.served, counts.in_vain), (1, served, in_vain));
         cluster.check();
     }
+}
+
+/// What one leaves is of no use while another stays.
+#[test]
+fn nobody_moves_beside_a_pod_that_a_budget_keeps() {
+    type Case = (&'static [&'static str], i32, &'static [&'static str]);
+    let cases: [Case; 5] = [
+        (&["second"], 0, &[]),
+        (&["small", "second"], 0, &[]),
+        (&["small", "second"], 1, &[]),
+        (&["second"], 1, &["second", "small"]),
+        (&["small"], 1, &["small", "second"]),
+    ];
+    for (guarded, allowed, moves) in cases {
+        let mut cluster = two_in_the_way(REPLICA_SET);
+        guarded.iter().for_each(|name| label(&mut cluster, name));
+        cluster.put_budget(("ml", "keep"), json!({"app": "x"}), allowed);
+        put(&mut cluster, "big", "79Gi", "rs-big", json!({}));
+        cluster.settle(MINUTE);
+        assert_eq!(moved(&cluster), moves, "{guarded:?}, {allowed} may go");
+        if moves.is_empty() {
+            let told = words_to(&mut cluster, "big");
+            let last = told.last().expect("it is told why it waits");
+            assert!(last.contains("evict "), "a person is told of it all the same: {last}");
+        }
+        cluster.put_budget(("ml", "keep"), json!({"app": "x"}), 2);
+        cluster.settle(MINUTE);
+        assert_eq!(moved(&cluster).len(), 2, "as soon as it lets them go: {guarded:?}, {allowed}");
+    }
+    // Of two budgets the API server lets no pod go.
+    let mut cluster = two_in_the_way(REPLICA_SET);
+    label(&mut cluster, "second");
+    ["one", "other"].iter().for_each(|name| cluster.put_budget(("ml", name), json!({"app": "x"}), 1));
+    put(&mut cluster, "big", "79Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    assert_eq!(moved(&cluster), [""; 0]);
+    // A Job may be at its last try, which shows only when it is asked for.
+    let mut cluster = two_in_the_way(("batch/v1", "Job"));
+    put(&mut cluster, "big", "79Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    assert_eq!(moved(&cluster), ["second", "small"]);
 }
 
 #[test]
