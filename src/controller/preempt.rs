@@ -346,6 +346,16 @@ impl Preempting {
         }
     }
 
+    /// These pods of the unit have the room, and those that it was for go on waiting. Nobody else ends for these meanwhile.
+    pub fn went_to(&mut self, key: &UnitKey, pods: Vec<PodUid>) {
+        match (pods.is_empty(), self.under_way.get_mut(key)) {
+            (true, _) => drop(self.under_way.remove(key)),
+            (false, Some(one)) => one.pods = pods,
+            (false, None) => {}
+        }
+        self.placed(key);
+    }
+
     /// The pod is to end for another, or was not let go a moment ago.
     pub fn is_spared(&self, pod: &PodUid, now: Moment) -> bool {
         self.spared.get(pod).is_some_and(|until| now < *until)

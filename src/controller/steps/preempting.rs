@@ -323,6 +323,11 @@ impl Core {
                     self.reserves.evictions.preempting.placed(&key);
                     self.end_preempted(&key, gpus);
                 }
+                Stage::Evicting if waits && one.goal == Goal::Share && !self.reserves.is_preempted(&key) => {
+                    // Another pod of its gang has the room. Whether that one is bound says whether it was in vain.
+                    let others = self.has_place_of(&key);
+                    self.reserves.evictions.preempting.went_to(&key, others);
+                }
                 Stage::Evicting if waits => {
                     let (until, outlived) = (self.ends_by(one, now), self.has_time_left(one, now));
                     self.reserves.evictions.preempting.set_until(&key, until);
@@ -348,6 +353,15 @@ impl Core {
     fn is_decided(&self, pod: &Pod) -> bool {
         let claims = self.view.claims_of(pod).into_iter().flatten().filter(|claim| claim.is_shares());
         claims.into_iter().any(|claim| claim.allocation.is_some() || self.tracker.is_decided(claim.key))
+    }
+
+    /// Pods of a gang that have their place, and are not bound yet.
+    fn has_place_of(&self, key: &UnitKey) -> Vec<PodUid> {
+        let members = self.pods.members(key).filter_map(|(uid, _)| self.view.pod(uid));
+        let is_placed = |pod: &&Pod| {
+            pod.node.is_none() && !pod.ending && !self.queue.contains(&pod.at.uid) && self.is_decided(pod)
+        };
+        members.filter(is_placed).map(|pod| pod.at.uid.clone()).collect()
     }
 
     /// One of the victims was given more time to end than has passed (`terminationGracePeriodSeconds`).

@@ -11,6 +11,8 @@ use super::preempting::{ask, cluster, end, evicted, refused, run, wait};
 use super::walk::bind;
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::Mode;
+use crate::controller::queue::UnitKey;
+use crate::controller::view::groups::Family;
 use crate::controller::write::{Failure, Write};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -246,4 +248,35 @@ fn what_moves_make_room_for_is_not_what_others_wait_for() {
     assert_eq!(cluster.place("big"), Some(source));
     end(&mut cluster);
     assert!(cluster.place("high").is_some());
+}
+
+/// Of a gang that has what it needs two more wait, one of which its scheduler has not tried yet.
+#[test]
+fn room_that_another_of_the_gang_takes_was_not_made_in_vain() {
+    let mut cluster = cluster(&[3]);
+    let mut more = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g"}}});
+    cluster.put_group(PodGroupApi::Volcano, "g", json!({"spec": {"minMember": 2}}));
+    ["g1", "g2"].iter().for_each(|name| ask(&mut cluster, name, 60, 10, &more));
+    cluster.settle(5 * SECOND);
+    ["g1", "g2"].iter().for_each(|name| bind(&mut cluster, name));
+    run(&mut cluster, "low", 60, 0, &json!({}));
+    ask(&mut cluster, "x1", 60, 10, &more);
+    cluster.settle(SECOND);
+    merge(&mut more, &refused());
+    ask(&mut cluster, "x2", 60, 10, &more);
+    cluster.settle(2 * SECOND);
+    assert_eq!(evicted(&cluster), ["low"]);
+    end(&mut cluster);
+    assert_eq!((cluster.place("x1").is_some(), cluster.place("x2")), (true, None));
+    let key = UnitKey::Gang { namespace: "ml".to_owned(), family: Family::Volcano, name: "g".to_owned() };
+    let preempting = &cluster.core.reserves.evictions.preempting;
+    assert!(preempting.is_under_way(&key), "whether x1 is bound decides");
+    cluster.settle(20 * SECOND);
+    bind(&mut cluster, "x1");
+    cluster.settle(2 * MINUTE);
+    let preempting = &mut cluster.core.reserves.evictions.preempting;
+    assert_eq!((preempting.counts().served, preempting.counts().in_vain), (1, 0));
+    assert_eq!(preempting.may_begin(&key, "ml", 1, cluster.now), Ok(()));
+    assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept");
+    assert_eq!(evicted(&cluster), ["low"]);
 }
