@@ -148,6 +148,8 @@ pub struct Moves {
     namespaces: BTreeMap<String, Moment>,
     /// When pods were evicted within the last hour.
     evicted: VecDeque<Moment>,
+    /// When this leader began. What was moved before that is not known here.
+    led: Option<Moment>,
     /// Something new is to be told.
     news: bool,
     counts: Counts,
@@ -177,6 +179,7 @@ impl Moves {
 
     /// Forgets who does not wait any more, and ends what is over. True if a place is kept no longer.
     pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, rest: Duration, now: Moment) -> bool {
+        self.led.get_or_insert(now);
         self.lacking.retain(|key, _| queued(key));
         self.owners.retain(|_, until| now < *until);
         self.units.retain(|_, until| now < *until);
@@ -217,6 +220,11 @@ impl Moves {
             }
         }
         is_free || self.under_way.len() < before
+    }
+
+    /// How long this leader has led.
+    pub(super) fn led_for(&self, now: Moment) -> Duration {
+        self.led.map_or(Duration::ZERO, |since| now.saturating_sub(since))
     }
 
     /// Who may move may be another now, though no place is another: what was found is searched for anew.

@@ -253,6 +253,10 @@ impl Core {
 
     /// Who may move for the sake of a unit, and what it took to find out, in ticks.
     fn movers(&self, turn: &Turn, whose: Whose, now: Moment) -> (Vec<Mover>, Vec<Who>, u64) {
+        let maybe_moved = match whose {
+            Whose::Marked => self.maybe_moved(now),
+            Whose::Any => BTreeSet::new(),
+        };
         let mut cost = 0;
         let own: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
         let preempted = self.preempted();
@@ -266,7 +270,10 @@ impl Core {
             if origin.tie.is_some() || origin.mark == Some(false) {
                 continue;
             }
-            let rests = || self.reserves.evictions.moves.rests(&origin.owner, now);
+            let rests = || {
+                self.reserves.evictions.moves.rests(&origin.owner, now)
+                    || maybe_moved.contains(origin.owner.uid.as_str())
+            };
             if whose == Whose::Marked && (rests() || !self.view.is_marked_movable(pod)) {
                 continue;
             }
@@ -292,6 +299,23 @@ impl Core {
             Guard::By(all) => all.len() <= 1 && all.iter().all(|(_, allowed)| *allowed > 0),
             Guard::Stays => false,
         }
+    }
+
+    /// Owners that have made a pod a moment ago: another leader may have moved one of theirs. Once this one has led for as
+    /// long as owners rest, it knows.
+    fn maybe_moved(&self, now: Moment) -> BTreeSet<&str> {
+        let rest = self.rules.consolidation.rest;
+        if self.reserves.evictions.moves.led_for(now) >= rest {
+            return BTreeSet::new();
+        }
+        let Some(present) = self.recorder.time_of(now) else { return BTreeSet::new() };
+        let rest = i64::try_from(rest.as_secs()).unwrap_or(i64::MAX);
+        let is_young = |pod: &&Pod| {
+            let age = pod.created.map(|created| present.as_second().saturating_sub(created.as_second()));
+            age.is_some_and(|age| age < rest)
+        };
+        let origins = self.view.pods().filter(is_young).filter_map(|pod| self.view.origin(&pod.at.uid));
+        origins.map(|origin| origin.owner.uid.as_str()).collect()
     }
 
     /// What a pod has, if that is shares of ours alone, of claims that end with it.

@@ -425,6 +425,33 @@ fn nobody_moves_beside_a_pod_that_a_budget_keeps() {
 }
 
 #[test]
+fn a_new_leader_lets_owners_rest_that_have_just_made_a_pod() {
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    let mut anew = mark("true");
+    let made = cluster.core.recorder.time_of(cluster.now).unwrap();
+    anew["metadata"]["creationTimestamp"] = made.to_string().into();
+    put(&mut cluster, "small-anew", "10Gi", "rs-small", anew);
+    cluster.settle(SECOND);
+    cluster.drop_pod("small", true);
+    cluster.settle(5 * SECOND);
+    bind(&mut cluster, "ml", "small-anew");
+    bind(&mut cluster, "ml", "big");
+    cluster.put_node("c", 1);
+    put_bound(&mut cluster, "sixty", "60Gi");
+    cluster.drop_pod("half", true);
+    cluster.fail_over(rules(Mode::Auto));
+    put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
+    cluster.settle(8 * MINUTE);
+    assert_eq!(moved(&cluster), ["small"], "another of its owner was moved a moment ago");
+    cluster.settle(3 * MINUTE);
+    cluster.core.capacity.news();
+    cluster.settle(MINUTE);
+    assert_eq!(moved(&cluster), ["small", "small-anew"]);
+}
+
+#[test]
 fn people_are_told_the_same_and_nothing_is_changed_by_it() {
     let mut cluster = fragmented(Mode::Propose, ("secret", json!({})));
     put(&mut cluster, "big", "75Gi", "rs-big", json!({}));

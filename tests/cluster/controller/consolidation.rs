@@ -156,6 +156,8 @@ async fn the_controller_moves_a_pod_that_is_marked_by_itself() {
     let test = "the_controller_moves_a_pod_that_is_marked_by_itself";
     let cluster = super::bed_beside(test, 2).await;
     may_evict(&cluster);
+    // A new leader lets owners rest that have just made a pod.
+    settings::set(&cluster, "TRANCHE_MOVE_REST", "1s", "10m").await;
     settings::set(&cluster, "TRANCHE_CONSOLIDATION", "auto", "propose").await;
     let small = fragmented(&cluster, json!({"tranche.dev/movable": "true"})).await;
     is_moved(&cluster, &small).await;
