@@ -68,6 +68,26 @@ impl Lacking {
             Some((at, seen)) => (seen != epoch).then(|| at.saturating_add(ANEW)),
         }
     }
+
+    /// What was found for it begins. `own`: by the controller.
+    fn begins(&self, found: Proposed, own: bool, now: Moment) -> UnderWay {
+        let source = found.source();
+        let left = found.moves.into_iter().map(|one| Left {
+            target: one.target(),
+            pod: one.pod,
+            owner: one.owner,
+            stage: Stage::Stays,
+        });
+        UnderWay {
+            unit: self.turn.key.clone(),
+            priority: self.turn.priority,
+            namespace: self.namespace.clone(),
+            source,
+            left: left.collect(),
+            until: now.saturating_add(KEPT_FOR),
+            own,
+        }
+    }
 }
 
 impl UnderWay {
@@ -106,6 +126,8 @@ struct Lacking {
 #[derive(Debug)]
 struct UnderWay {
     unit: UnitKey,
+    /// Of the unit.
+    priority: i32,
     namespace: String,
     source: Aside,
     left: Vec<Left>,
@@ -333,13 +355,14 @@ impl Moves {
     /// The controller begins what was found for the unit: the pods are evicted one after another.
     pub(super) fn begin(&mut self, unit: &UnitKey, rest: Duration, now: Moment) {
         let Some(one) = self.lacking.get_mut(unit) else { return };
-        let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { return };
+        let Some(found) = one.found.take() else { return };
+        let begun = one.begins(found.clone(), true, now);
         for one in &found.moves {
             self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
         }
         // Though it may get its share: whether it is ever bound is another's to say.
         self.units.insert(unit.clone(), now.saturating_add(rest));
-        self.under_way.push(under_way((unit, namespace), found, true, now));
+        self.under_way.push(begun);
     }
 
     /// Pods that end, of a proposal: whoever has ended them, it has begun. True if something is kept from now on.
@@ -361,13 +384,14 @@ impl Moves {
         let before = self.under_way.len();
         for unit in &begun {
             let Some(one) = self.lacking.get_mut(unit) else { continue };
-            let (Some(found), namespace) = (one.found.take(), one.namespace.clone()) else { continue };
+            let Some(found) = one.found.take() else { continue };
+            let begun = one.begins(found, false, now);
             // Who ends pods of its own may not keep places for ever with that.
             let is_busy = self.under_way.len() >= UNDER_WAY_MAX
-                || self.under_way.iter().any(|one| one.namespace == namespace)
-                || self.namespaces.contains_key(&namespace);
+                || self.under_way.iter().any(|one| one.namespace == begun.namespace)
+                || self.namespaces.contains_key(&begun.namespace);
             if !is_busy {
-                self.under_way.push(under_way((unit, namespace), found, false, now));
+                self.under_way.push(begun);
             }
         }
         for one in &mut self.under_way {
@@ -433,10 +457,11 @@ impl Moves {
         }
     }
 
-    /// What is kept from a unit: places of moves that are not for it. `owners`: of its pods.
-    pub(super) fn kept_from(&self, unit: &UnitKey, owners: &BTreeSet<String>) -> Vec<Aside> {
+    /// What is kept from a unit of this priority: places of moves that are not for it, nor for one of lower priority.
+    /// `owners`: of its pods.
+    pub(super) fn kept_from(&self, unit: &UnitKey, priority: i32, owners: &BTreeSet<String>) -> Vec<Aside> {
         let mut kept = Vec::new();
-        for one in &self.under_way {
+        for one in self.under_way.iter().filter(|one| one.priority >= priority) {
             if one.unit != *unit {
                 kept.push(one.source.clone());
             }
@@ -478,16 +503,4 @@ impl Moves {
         };
         self.under_way.iter().map(one).collect()
     }
-}
-
-fn under_way((unit, namespace): (&UnitKey, String), found: Proposed, own: bool, now: Moment) -> UnderWay {
-    let source = found.source();
-    let left = found.moves.into_iter().map(|one| Left {
-        target: one.target(),
-        pod: one.pod,
-        owner: one.owner,
-        stage: Stage::Stays,
-    });
-    let (left, until) = (left.collect(), now.saturating_add(KEPT_FOR));
-    UnderWay { unit: unit.clone(), namespace, source, left, until, own }
 }

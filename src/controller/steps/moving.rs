@@ -60,7 +60,7 @@ impl Core {
     /// Sets aside what moves keep from a unit; how many places, to be lifted again.
     pub(in crate::controller) fn set_moves_aside(&mut self, turn: &Turn) -> usize {
         let owners: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
-        let kept = self.reserves.evictions.moves.kept_from(&turn.key, &owners);
+        let kept = self.reserves.evictions.moves.kept_from(&turn.key, turn.priority, &owners);
         let count = kept.len();
         kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
         count

@@ -89,10 +89,10 @@ impl Core {
     }
 
     /// The same of all that is kept for others, in force or not, after the turns of a round.
-    pub(super) fn set_aside_for_others(&mut self, key: &UnitKey) -> Vec<Aside> {
+    pub(super) fn set_aside_for_others(&mut self, key: &UnitKey, priority: i32) -> Vec<Aside> {
         let usual = self.capacity.lift_all();
         let kept: Vec<Aside> = self.reserves.of_others(key).cloned().collect();
-        let moves = self.reserves.evictions.moves.kept_from(key, &BTreeSet::new());
+        let moves = self.reserves.evictions.moves.kept_from(key, priority, &BTreeSet::new());
         kept.into_iter().chain(moves).for_each(|aside| self.capacity.set_aside(aside));
         usual
     }

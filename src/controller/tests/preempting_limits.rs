@@ -236,18 +236,21 @@ fn a_budget_with_a_selector_that_is_too_large_keeps_all_pods_it_could_be_about()
 }
 
 #[test]
-fn what_moves_make_room_for_is_not_what_others_wait_for() {
-    let mut cluster = moving::fragmented(Mode::Auto, ("ml", moving::mark("true")));
-    let source = cluster.place("small").unwrap();
-    moving::put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
-    cluster.settle(MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1);
-    wait(&mut cluster, "high", 75, 10);
-    assert_eq!(cluster.core.reserves.evictions.preempting.counts().begun, 1, "others end for it");
-    moving::end(&mut cluster, "small", "small-anew", "10Gi");
-    assert_eq!(cluster.place("big"), Some(source));
-    end(&mut cluster);
-    assert!(cluster.place("high").is_some());
+fn what_moves_make_room_for_goes_to_who_has_a_higher_priority() {
+    for (priority, is_higher) in [(10, true), (0, false)] {
+        let mut cluster = moving::fragmented(Mode::Auto, ("ml", moving::mark("true")));
+        let source = cluster.place("small").unwrap();
+        moving::put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+        cluster.settle(MINUTE);
+        assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1);
+        wait(&mut cluster, "other", 75, priority);
+        moving::end(&mut cluster, "small", "small-anew", "10Gi");
+        assert!(cluster.place("small-anew").is_some_and(|place| place != source));
+        let (first, second) = if is_higher { ("other", "big") } else { ("big", "other") };
+        assert_eq!((cluster.place(first), cluster.place(second)), (Some(source), None), "{priority}");
+        assert_eq!(evicted(&cluster), [""; 0], "there is room for it");
+        cluster.check();
+    }
 }
 
 /// Of a gang that has what it needs two more wait, one of which its scheduler has not tried yet.

@@ -147,7 +147,7 @@ impl Core {
         }
         let nodes = std::slice::from_ref(&whole.nodes);
         let look = Look { nodes, asker, budgets, without: &whole.pinned, ticks, from, now };
-        let usual = self.set_aside_for_others(&UnitKey::Pod(asker.pod.uid.clone()));
+        let usual = self.set_aside_for_others(&UnitKey::Pod(asker.pod.uid.clone()), asker.priority);
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
         let found = first(0..whole.shapes.len(), |nth| {
