@@ -66,7 +66,7 @@ fn of_grant(grant: &GpuGrant) -> Amounts {
 }
 
 /// How much memory a fraction comes to is known once the GPU is.
-fn least(part: &Part, nth: usize) -> Amounts {
+pub(super) fn least(part: &Part, nth: usize) -> Amounts {
     let of = |want: &crate::allocate::Want| {
         let each = match want.part {
             Amount::Memory(bytes) => bytes.mib_ceil(),

@@ -168,17 +168,26 @@ impl Core {
             let (nodes, budgets) = (&wanted.nodes[..], Budgets::Kept);
             let from = self.reserves.evictions.preempting.looks.from(&turn.key);
             let look = Look { nodes, asker, budgets, without: &without, ticks, from, now };
+            let (found, free) = self.find_with_places(&wanted, &look);
             let allowed = |core: &Self, place: &Placement| {
-                core.beyond_bounds_then(&turn.key, parts, std::slice::from_ref(place)).is_none()
+                let places: Vec<Placement> = std::iter::once(place).chain(&free).cloned().collect();
+                core.beyond_bounds_then(&turn.key, parts, &places).is_none()
             };
-            match self.find(&wanted, &look) {
+            match found {
                 Ok(Found::Room { nth, place }) if allowed(self, &place) => {
                     self.adopt_places(turn, parts, nth, &[place], now);
                     self.no_longer_kept(&turn.key, now);
                     is_placed = true;
                 }
                 Ok(Found::Victims { place, victims }) if allowed(self, &place) => {
-                    let begun = self.begin_evicting(turn, asker, (place, wanted.alone), &victims, now);
+                    let places = std::iter::once(place).chain(free).collect();
+                    let begun = self.begin_evicting(
+                        turn,
+                        asker,
+                        Aside { places, alone: wanted.alone },
+                        &victims,
+                        now,
+                    );
                     outcome.put_off = begun.err();
                 }
                 Ok(_) | Err(Nobody::Anywhere) => {}
@@ -194,20 +203,21 @@ impl Core {
         is_placed
     }
 
+    /// `aside`: what is kept for it; pods end for the first of the places.
     fn begin_evicting(
         &mut self,
         turn: &Turn,
         asker: &Asker,
-        (place, alone): (Placement, bool),
+        aside: Aside,
         victims: &[PodUid],
         now: Moment,
     ) -> Result<(), PutOff> {
-        let unit = (&turn.key, &turn.pods[..]);
-        self.begin_evicting_for(unit, asker, (&place, Goal::Share), victims, now)?;
+        let (unit, Some(place)) = ((&turn.key, &turn.pods[..]), aside.places.first()) else { return Ok(()) };
+        self.begin_evicting_for(unit, asker, (place, Goal::Share), victims, now)?;
         let kept = Kept {
             namespace: asker.pod.namespace.clone(),
             name: self.name_of(&turn.key),
-            aside: Aside { places: vec![place], alone },
+            aside,
             own: false,
             preempted: Some(asker.priority),
             since: now,

@@ -396,6 +396,39 @@ fn where_only_cpu_lacks_the_share_is_placed_and_the_scheduler_preempts() {
     assert_eq!(start(Some("another"), &[1]).place("high"), None);
 }
 
+/// What has a place is no reason for anybody to end: the others of the gang need one beside it.
+#[test]
+fn a_gang_of_which_some_pods_have_room_has_others_end_for_the_rest() {
+    for (priority, gpus, size, ends) in
+        [(0, [1, 1], 2, 1), (20, [1, 1], 2, 0), (0, [1, 2], 3, 1), (0, [1, 1], 3, 0)]
+    {
+        let mut cluster = cluster(&gpus);
+        run(&mut cluster, "low", 60, priority, &json!({}));
+        let mut gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "g"}}});
+        gang["metadata"]["annotations"]["tranche.dev/gang-size"] = size.to_string().into();
+        merge(&mut gang, &refused());
+        let names: Vec<String> = (0..size).map(|nth| format!("g{nth}")).collect();
+        names.iter().for_each(|name| ask(&mut cluster, name, 60, 10, &gang));
+        cluster.settle(5 * SECOND);
+        assert_eq!(evicted(&cluster).len(), ends, "{size} on {gpus:?}, beside priority {priority}");
+        // What is free for the gang is kept as what comes free is.
+        ask(&mut cluster, "late", 60, 0, &json!({}));
+        cluster.settle(SECOND);
+        assert_eq!(cluster.place("late").is_none(), ends > 0, "{size} on {gpus:?}");
+        if ends > 0 {
+            end(&mut cluster);
+            let placed = names.iter().filter(|name| cluster.place(name).is_some()).count();
+            assert_eq!(placed, size, "on {gpus:?}");
+            names.iter().for_each(|name| bind(&mut cluster, name));
+            cluster.settle(SECOND);
+            let counts = &cluster.core.reserves.evictions.preempting.counts();
+            assert_eq!((counts.begun, counts.served, counts.in_vain), (1, 1, 0));
+            assert_eq!(cluster.core.reserves.counts(), (0, 0), "nothing is kept any more");
+        }
+        cluster.check();
+    }
+}
+
 #[test]
 fn a_gang_of_which_the_scheduler_refuses_one_pod_has_others_end() {
     let says = |reason: &str| {

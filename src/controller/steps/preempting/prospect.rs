@@ -224,11 +224,12 @@ impl Core {
         let budgets = Budgets::Kept;
         let mut look = Look { nodes, asker: &asker, budgets, without: &without, ticks, from: 0, now };
         self.capacity.index.allow(ticks);
-        let found = self.find(&wanted, &look);
+        let (found, free) = self.find_with_places(&wanted, &look);
         let kept = |place: &Placement| format!("it is kept {}", kept_words(place));
         let bound = found.as_ref().ok().and_then(|found| match found {
             Found::Victims { place, .. } | Found::Room { place, .. } => {
-                self.beyond_bounds_then(&turn.key, &wanted.parts, std::slice::from_ref(place))
+                let places: Vec<Placement> = std::iter::once(place).chain(&free).cloned().collect();
+                self.beyond_bounds_then(&turn.key, &wanted.parts, &places)
             }
             Found::Soon(_) | Found::Free(_) => None,
         });
@@ -238,7 +239,7 @@ impl Core {
             (None, Err(nobody)) => {
                 self.capacity.index.allow(ticks);
                 look.budgets = Budgets::Passed;
-                match (self.find(&wanted, &look), nobody) {
+                match (self.find_with_places(&wanted, &look).0, nobody) {
                     (Ok(found @ Found::Victims { .. }), _) => self.prospect_for(found, look.budgets, kept),
                     (Err(Nobody::Until(_)), _) | (_, Nobody::Until(_)) => Prospect::Spent,
                     (Ok(_) | Err(Nobody::Anywhere), Nobody::Anywhere) => Prospect::Nobody { any },

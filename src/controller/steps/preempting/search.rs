@@ -1,14 +1,17 @@
 //! The search: what has to end on which node so that what waits finds room there.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use crate::allocate::victims::{Closed, Freed, Preemptor, Rank, Site, Victims};
 use crate::allocate::{AttributeConstraint, Nodes, Placement, Shape, Want};
 use crate::controller::Moment;
+use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
 use crate::controller::holders::Holders;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::Turn;
+use crate::controller::steps::bounded::least;
 use crate::controller::steps::place::Part;
 use crate::controller::steps::preempting::candidates::There;
 use crate::controller::view::GpuRef;
@@ -113,14 +116,58 @@ impl Core {
         Some(Wanted { parts, nodes, alone })
     }
 
+    /// As [`Self::find`]; where pods that start together find no room on one node, also for those of them that have none
+    /// anywhere, on one node, beside the places that there are for the others: these places come back, too. Capacity is
+    /// afterwards as before.
+    pub(super) fn find_with_places(
+        &mut self,
+        wanted: &Wanted,
+        look: &Look<'_>,
+    ) -> (Result<Found, Nobody>, Vec<Placement>) {
+        let found = self.find(wanted, look);
+        if wanted.parts.len() < 2 || !matches!(found, Err(Nobody::Anywhere)) {
+            return (found, Vec::new());
+        }
+        let mut order: Vec<usize> = (0..wanted.parts.len()).collect();
+        order.sort_by_key(|at| Reverse(least(&wanted.parts[*at], 0).mib));
+        let (mut places, mut rest) = (Vec::new(), Vec::new());
+        for at in order {
+            let place = self.first_way(std::slice::from_ref(&wanted.parts[at]));
+            match place.and_then(|(_, decision)| decision.placements.into_iter().next()) {
+                Some(place) => {
+                    self.capacity.set_aside(Aside { places: vec![place.clone()], alone: false });
+                    places.push(place);
+                }
+                None => rest.push(at),
+            }
+        }
+        let found = match places.is_empty() || rest.is_empty() || self.has_spent(look) {
+            true => Err(Nobody::Anywhere),
+            false => {
+                let parts: Vec<&Part> = rest.iter().map(|at| &wanted.parts[*at]).collect();
+                let nodes: Vec<Nodes> = rest.iter().map(|at| wanted.nodes[*at].clone()).collect();
+                let found = self.find_for((&parts, false), &Look { nodes: &nodes, from: 0, ..*look });
+                // Where to go on is a matter of all of them.
+                found.map_err(|_| Nobody::Anywhere)
+            }
+        };
+        places.iter().for_each(|_| drop(self.capacity.lift()));
+        (found, places)
+    }
+
     /// The first of the ways to serve a unit for which there is an answer. Capacity is afterwards as before.
     pub(super) fn find(&mut self, wanted: &Wanted, look: &Look<'_>) -> Result<Found, Nobody> {
+        let parts: Vec<&Part> = wanted.parts.iter().collect();
+        self.find_for((&parts, wanted.alone), look)
+    }
+
+    fn find_for(&mut self, (parts, alone): (&[&Part], bool), look: &Look<'_>) -> Result<Found, Nobody> {
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
-        let ways = wanted.parts.iter().map(Part::ways).max().unwrap_or(1);
+        let ways = parts.iter().map(|part| part.ways()).max().unwrap_or(1);
         let found = first(0..ways, |nth| {
-            let shape = together(&wanted.parts, nth);
-            let preemptor = self.capacity.index.preemptor(&shape, wanted.alone);
+            let shape = together(parts, nth);
+            let preemptor = self.capacity.index.preemptor(&shape, alone);
             self.look_at_way(look, (nth, &shape), &holders, preemptor)
         });
         self.reserves.evictions.preempting.holders = holders;
@@ -307,7 +354,7 @@ struct OnNode {
 }
 
 /// What pods ask for together, of one node.
-fn together(parts: &[Part], nth: usize) -> Shape {
+fn together(parts: &[&Part], nth: usize) -> Shape {
     let mut all = Shape::default();
     let mut claims = 0;
     for shape in parts.iter().map(|part| part.shape(nth)) {
