@@ -6,8 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, merge};
+use super::preempting_told::told;
 use super::walk::bind;
 use crate::cluster::events::Note;
+use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::Rules;
 use crate::controller::write::{Failure, Write};
@@ -376,24 +378,39 @@ fn an_eviction_that_is_not_answered_is_asked_for_again_and_one_that_is_refused_i
 #[test]
 fn where_only_cpu_lacks_the_share_is_placed_and_the_scheduler_preempts() {
     let cpus = |cpus: u32| json!({"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpus.to_string()}}}]}});
-    let start = |scheduler: Option<&str>, nodes: &[u32]| {
+    let start = |more: Value, nodes: &[u32]| {
         let mut cluster = cluster(nodes);
+        let mut with_gpus = cluster.nodes["node-0"].clone();
+        with_gpus.metadata.labels = Some([("gpus".to_owned(), "yes".to_owned())].into());
+        cluster.nodes.insert("node-0".to_owned(), with_gpus.clone());
+        cluster.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(with_gpus))));
         let mut low = cpus(30);
         merge(&mut low, &json!({"spec": {"nodeName": "node-0", "priority": 0}}));
         cluster.put_pod("low", &[], low);
         let mut high = cpus(8);
         merge(&mut high, &refused());
-        if let Some(name) = scheduler {
-            high["spec"]["schedulerName"] = name.into();
-        }
+        merge(&mut high, &more);
         ask(&mut cluster, "high", 20, 10, &high);
         cluster.settle(5 * SECOND);
+        assert_eq!(evicted(&cluster), [""; 0], "whom the scheduler preempts is up to it");
         cluster
     };
-    let one = start(None, &[1]);
+    let one = start(json!({}), &[1]);
     assert_eq!(one.place("high").unwrap().0, "node-0");
-    assert_eq!(evicted(&one), [""; 0], "whom the scheduler preempts is up to it");
-    assert_eq!(start(Some("another"), &[1]).place("high"), None);
+    assert_eq!(start(json!({"spec": {"schedulerName": "another"}}), &[1]).place("high"), None);
+    // Where another node has the room, though no GPU, kube-scheduler preempts nobody.
+    let mut two = start(json!({}), &[1, 0]);
+    assert_eq!(two.place("high"), None);
+    let told = told(&mut two, "high").unwrap();
+    assert_eq!(told.prospect.as_str(), "other-nodes");
+    assert_eq!(
+        told.to_string(),
+        "nobody ends for it: on node node-0 only CPU, memory or the number of pods lacks, and pods of lower priority have \
+         it, but kube-scheduler preempts nobody there as long as another node has the room, such as node-1, with or \
+         without GPUs: give the pod a nodeSelector that no such node meets"
+    );
+    let chosen = start(json!({"spec": {"nodeSelector": {"gpus": "yes"}}}), &[1, 0]);
+    assert_eq!(chosen.place("high").unwrap().0, "node-0");
 }
 
 /// What has a place is no reason for anybody to end: the others of the gang need one beside it.

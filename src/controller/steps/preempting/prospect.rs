@@ -70,6 +70,12 @@ pub enum Prospect {
     },
     /// Its namespace may not have more, in words.
     Bound(String),
+    /// Only CPU, memory or the number of pods lacks on the node, and kube-scheduler preempts nobody there, since the other
+    /// node has the room.
+    OtherNode {
+        node: NodeName,
+        other: NodeName,
+    },
     /// No pods of lower priority make room on one node. `any`: there are some with shares.
     Nobody {
         any: bool,
@@ -94,6 +100,7 @@ impl Prospect {
             Self::Victims { .. } => "too-many",
             Self::Budgets { .. } => "budget",
             Self::Bound(_) => "namespace-bound",
+            Self::OtherNode { .. } => "other-nodes",
             Self::Nobody { .. } => "nobody",
             Self::Spent => "unknown",
         }
@@ -107,6 +114,7 @@ impl Prospect {
             | Self::Soon { node }
             | Self::Free { node }
             | Self::Victims { node, .. }
+            | Self::OtherNode { node, .. }
             | Self::Budgets { node, .. } => Some(node),
             _ => None,
         }
@@ -179,6 +187,12 @@ impl std::fmt::Display for Prospect {
                 write!(f, "PodDisruptionBudget {names} {some} pods of lower priority on node {node}: {pods}")
             }
             Self::Bound(words) => f.write_str(words),
+            Self::OtherNode { node, other } => write!(
+                f,
+                "on node {node} only CPU, memory or the number of pods lacks, and pods of lower priority have it, but \
+                 kube-scheduler preempts nobody there as long as another node has the room, such as {other}, with or \
+                 without GPUs: give the pod a nodeSelector that no such node meets"
+            ),
             Self::Nobody { any: false } => f.write_str("no pod of lower priority has a share"),
             Self::Nobody { any: true } => {
                 f.write_str("on no node that takes it do pods of lower priority make room by ending")
@@ -206,7 +220,8 @@ impl Core {
         self.refresh_holders();
         let any = self.reserves.evictions.preempting.holders.least(priority).next().is_some();
         if !any {
-            return (priority > 0).then_some(Prospect::Nobody { any });
+            let nobody = (priority > 0).then_some(Prospect::Nobody { any });
+            return self.prospect_without_shares(turn, now).or(nobody);
         }
         if !self.rules.preemption {
             return Some(Prospect::Off);
@@ -238,6 +253,10 @@ impl Core {
             (None, Ok(found)) => self.prospect_for(found, look.budgets, kept),
             (None, Err(nobody)) => {
                 self.capacity.index.allow(ticks);
+                if let Some((node, other)) = self.room_beside_others(&wanted, &look) {
+                    self.capacity.index.allow(u64::MAX);
+                    return Some(Prospect::OtherNode { node, other });
+                }
                 look.budgets = Budgets::Passed;
                 match (self.find_with_places(&wanted, &look).0, nobody) {
                     (Ok(found @ Found::Victims { .. }), _) => self.prospect_for(found, look.budgets, kept),
@@ -249,6 +268,26 @@ impl Core {
         // What others are told is not bounded by what this has cost.
         self.capacity.index.allow(u64::MAX);
         Some(prospect)
+    }
+
+    /// No pod of lower priority has a share. Those that have CPU, memory or places among the pods are kube-scheduler's to
+    /// preempt.
+    fn prospect_without_shares(&mut self, turn: &Turn, now: Moment) -> Option<Prospect> {
+        let asker = self.asker(turn).ok().filter(|_| self.rules.preemption)?;
+        let wanted = self.wanted(turn, now)?;
+        let (nodes, without) = (&wanted.nodes[..], BTreeSet::new());
+        let budgets = Budgets::Kept;
+        let look = Look { nodes, asker: &asker, budgets, without: &without, ticks: TICKS, from: 0, now };
+        self.capacity.index.allow(TICKS);
+        let prospect = match self.find(&wanted, &look) {
+            Ok(Found::Room { place, .. }) => Some(Prospect::Scheduler { node: place.node }),
+            _ => {
+                let beside = self.room_beside_others(&wanted, &look);
+                beside.map(|(node, other)| Prospect::OtherNode { node, other })
+            }
+        };
+        self.capacity.index.allow(u64::MAX);
+        prospect
     }
 
     /// What a search has found.

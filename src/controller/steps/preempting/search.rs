@@ -83,6 +83,13 @@ pub struct Look<'a> {
     pub now: Moment,
 }
 
+/// Other nodes on which a pod could run, GPUs aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Others {
+    None,
+    Some,
+}
+
 /// No answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nobody {
@@ -193,7 +200,7 @@ impl Core {
                 return Ok(Found::Soon(node.clone()));
             }
         }
-        if let Some(place) = self.room_alone(look, shape, holders, &mut preemptor) {
+        if let Some((place, _)) = self.room_alone(look, shape, (holders, &mut preemptor), Others::None) {
             return Ok(Found::Room { nth, place });
         }
         let mut order: Vec<(Rank, &NodeName)> =
@@ -269,15 +276,34 @@ impl Core {
         })
     }
 
+    /// Where a place was found that kube-scheduler would have to make room of, and where it does not, since another node
+    /// has the room.
+    pub(super) fn room_beside_others(
+        &mut self,
+        wanted: &Wanted,
+        look: &Look<'_>,
+    ) -> Option<(NodeName, NodeName)> {
+        let [part] = &wanted.parts[..] else { return None };
+        let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
+        let found = (0..part.ways()).find_map(|nth| {
+            let shape = part.shape(nth);
+            let mut preemptor = self.capacity.index.preemptor(shape, wanted.alone);
+            self.room_alone(look, shape, (&holders, &mut preemptor), Others::Some)
+        });
+        self.reserves.evictions.preempting.holders = holders;
+        found.and_then(|(place, other)| Some((place.node, other?)))
+    }
+
     /// A place whose node lacks only what pods of lower priority have of CPU, memory and number. kube-scheduler preempts
-    /// them only where no other node is left to it by then: else it takes the claim's allocation back.
+    /// them only where no other node is left to it by then: else it takes the claim's allocation back. `others`: whether
+    /// there is to be such a node, which comes back, too.
     fn room_alone(
         &mut self,
         look: &Look<'_>,
         shape: &Shape,
-        holders: &Holders,
-        preemptor: &mut Preemptor,
-    ) -> Option<Placement> {
+        (holders, preemptor): (&Holders, &mut Preemptor),
+        others: Others,
+    ) -> Option<(Placement, Option<NodeName>)> {
         if !look.asker.is_usual {
             return None;
         }
@@ -305,23 +331,24 @@ impl Core {
             let site =
                 Site { node, closed: &closed, soon: &[soon], candidates: &[], budgets: &[], beat: None };
             let found = self.capacity.index.victims(preemptor, &site);
-            if let Some(found) = found
-                && self.is_only_node(look.asker, node)
-            {
-                return Some(found.placement);
+            let Some(found) = found else { continue };
+            match (self.other_node(look.asker, node).cloned(), others) {
+                (None, Others::None) => return Some((found.placement, None)),
+                (Some(other), Others::Some) => return Some((found.placement, Some(other))),
+                (None, Others::Some) | (Some(_), Others::None) => {}
             }
         }
         None
     }
 
-    /// The pod could run on no other node now, as far as is known here.
-    fn is_only_node(&self, asker: &Asker, but: &NodeName) -> bool {
-        let Some(pod) = self.view.pod(&asker.pod.uid) else { return false };
+    /// Another node on which the pod could run now, GPUs aside, as far as is known here.
+    fn other_node(&self, asker: &Asker, but: &NodeName) -> Option<&NodeName> {
+        let pod = self.view.pod(&asker.pod.uid)?;
         let open = |node: &NodeName| {
             let pods_only = Resources { pods: 1, ..asker.room };
             has(self.capacity.left(node), pods_only) && self.barred(pod, node).is_none()
         };
-        !self.view.nodes().any(|(node, _)| node != but && open(node))
+        self.view.nodes().map(|(node, _)| node).find(|node| *node != but && open(node))
     }
 }
 
