@@ -312,6 +312,22 @@ fn an_emptied_gpu_is_given_back_for_who_had_others_end() {
     let order = cluster.core.by_priority();
     let names: Vec<_> = order.iter().map(|uid| cluster.core.view.pod(uid).unwrap().at.name.clone()).collect();
     assert_eq!(names, ["z-high", "a-low"]);
+    assert_eq!(evicted(&cluster).len(), 1);
+    end(&mut cluster);
+    cluster.settle(5 * SECOND);
+    assert_eq!(cluster.holds().len(), 1, "the other GPU stays held");
+    let freed = schedule(&mut cluster, "z-high").expect("one was given back");
+    assert_eq!(
+        cluster.holds(),
+        [format!("hold.gpu-0.{}", if freed.0 == "node-0" { "node-1" } else { "node-0" })]
+    );
+    cluster.settle(60 * SECOND);
+    assert_eq!(
+        (schedule(&mut cluster, "a-low"), evicted(&cluster).len()),
+        (None, 1),
+        "nobody ends for a-low"
+    );
+    assert_eq!(counts(&cluster), (1, 1, 0));
 }
 
 #[test]
