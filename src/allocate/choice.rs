@@ -14,8 +14,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::facts::Facts;
-use crate::select::{DeviceFacts, Reads, SelectError, Selector, TICKS_PER_UNIT};
+use super::ask::AttributeConstraint;
+use super::facts::{Column, Columns, Facts};
+use crate::select::{DeviceFacts, QualifiedName, Reads, SelectError, Selector, TICKS_PER_UNIT};
 
 /// Of all that is kept of selectors, in bytes: texts, compiled expressions, answers.
 const KEPT_BYTES_MAX: usize = 32 << 20;
@@ -93,6 +94,7 @@ pub enum Studied {
 pub(super) struct Choices {
     kept: BTreeMap<Arc<[String]>, Kept>,
     sorts: Sorts,
+    columns: Columns,
     /// In bytes.
     weight: usize,
     uses: u64,
@@ -140,7 +142,8 @@ impl Purse {
 impl Default for Choices {
     fn default() -> Self {
         let purse = Purse { left: u64::MAX, spent: 0, short: false, pod_cost_min: POD_COST_MIN };
-        Self { kept: BTreeMap::new(), sorts: Sorts::default(), weight: 0, uses: 0, since: 0, purse }
+        let (kept, sorts, columns) = (BTreeMap::new(), Sorts::default(), Columns::default());
+        Self { kept, sorts, columns, weight: 0, uses: 0, since: 0, purse }
     }
 }
 
@@ -164,12 +167,18 @@ impl Choices {
     /// The same answers for another index with the same facts. Nothing more is worked out there.
     pub fn beside(&self) -> Self {
         let purse = Purse { left: 0, spent: 0, short: false, ..self.purse };
-        Self { kept: self.kept.clone(), weight: self.weight, purse, ..Self::default() }
+        let (kept, columns) = (self.kept.clone(), self.columns.clone());
+        Self { kept, columns, weight: self.weight, purse, ..Self::default() }
     }
 
     /// Other work than that of selectors is paid from the same purse.
     pub fn pay(&mut self, ticks: u64) {
         self.purse.pay(ticks);
+    }
+
+    /// The same; if not, something is left undone.
+    pub fn is_open(&mut self) -> bool {
+        self.purse.is_open()
     }
 
     /// Not all that was allowed is spent.
@@ -219,6 +228,24 @@ impl Choices {
             }
         }
         Studied::Done
+    }
+
+    /// The same for the attributes that a pod's constraints are about.
+    pub fn study_attributes(&mut self, alike: &[AttributeConstraint], facts: &Facts) -> Studied {
+        for one in alike {
+            if !self.columns.is_read(&one.attribute, facts) && !self.purse.is_open() {
+                return Studied::NotYet;
+            }
+            self.column(&one.attribute, facts);
+        }
+        Studied::Done
+    }
+
+    /// The values of an attribute; none: no GPU has it. What is not read yet is read, and paid for.
+    pub fn column(&mut self, attribute: &QualifiedName, facts: &Facts) -> Option<Column> {
+        let (column, ticks) = self.columns.read(attribute, facts);
+        self.purse.pay(ticks);
+        column
     }
 
     fn follow(&mut self, texts: &Arc<[String]>, facts: &Facts) -> &mut Kept {

@@ -45,6 +45,8 @@ pub enum Shortage {
     Gpus { needed: usize, most: usize, node: String },
     /// Each want fits somewhere, but not all on one node, or not with these attributes alike.
     Together { gpus: u32, wants: usize, alike: Vec<String> },
+    /// What was allowed was spent before all ways were tried to find GPUs for all wants of a pod, or of a gang.
+    Unsearched { wants: usize },
 }
 
 /// A MIG device was asked for that no candidate can make now.
@@ -458,6 +460,12 @@ impl fmt::Display for Shortage {
                 }
                 if alike.is_empty() { Ok(()) } else { write!(f, " with {}", alike.join(" and ")) }
             }
+            Self::Unsearched { wants } => write!(
+                f,
+                "it takes too long to try all ways to place {wants} request{} on one node; ask for fewer requests, \
+                 for equal amounts, or for less",
+                s(*wants as u32)
+            ),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! What is known of the GPUs, each kind once. Which of them selectors choose: [`super::choice`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::ask::{AttributeConstraint, Rule};
-use crate::select::{AttributeValue, DeviceFacts};
+use crate::select::{AttributeValue, DeviceFacts, QualifiedName};
 
 /// So many facts are kept before those of GPUs that have gone are forgotten.
 const FACTS_MIN: usize = 4096;
@@ -14,6 +13,8 @@ const FACTS_MIN: usize = 4096;
 pub(super) struct Facts {
     all: Arc<Vec<Arc<DeviceFacts>>>,
     numbers: Arc<BTreeMap<Arc<DeviceFacts>, u32>>,
+    /// Attributes that any of them has.
+    attributes: Arc<BTreeSet<QualifiedName>>,
     /// Grows when the numbers are given anew.
     epoch: u64,
     most: usize,
@@ -21,7 +22,8 @@ pub(super) struct Facts {
 
 impl Default for Facts {
     fn default() -> Self {
-        Self { all: Arc::default(), numbers: Arc::default(), epoch: 0, most: FACTS_MIN }
+        let (all, numbers, attributes) = (Arc::default(), Arc::default(), Arc::default());
+        Self { all, numbers, attributes, epoch: 0, most: FACTS_MIN }
     }
 }
 
@@ -34,6 +36,11 @@ impl Facts {
         let number = self.all.len() as u32;
         Arc::make_mut(&mut self.all).push(Arc::clone(facts));
         Arc::make_mut(&mut self.numbers).insert(Arc::clone(facts), number);
+        for name in facts.attributes.keys() {
+            if !self.attributes.contains(name) {
+                Arc::make_mut(&mut self.attributes).insert(name.clone());
+            }
+        }
         number
     }
 
@@ -53,7 +60,7 @@ impl Facts {
     /// Forgets all but what these numbers stand for, and gives them new ones.
     pub fn renumber<'a>(&mut self, numbers: impl Iterator<Item = &'a mut u32>) {
         let old = std::mem::take(&mut self.all);
-        self.numbers = Arc::default();
+        (self.numbers, self.attributes) = (Arc::default(), Arc::default());
         self.epoch += 1;
         for number in numbers {
             *number = self.number(&old[*number as usize]);
@@ -62,30 +69,80 @@ impl Facts {
     }
 }
 
-/// An [`AttributeConstraint`], with the attribute's values as numbers.
-#[derive(Debug, Clone)]
-pub(super) struct ConstraintTerms {
-    pub rule: Rule,
-    pub wants: Vec<usize>,
-    /// By number of the facts; 0: the attribute is missing.
-    values: Vec<u32>,
+/// Of reading an attribute of one GPU, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const READ_TICKS: u64 = 50;
+
+/// The values of attributes as numbers: each attribute once, whoever asks for it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Columns(BTreeMap<QualifiedName, Column>);
+
+/// The values of one attribute.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Column {
+    /// By number of the facts; 0: the attribute is missing, and so it is in facts that are not there.
+    values: Arc<Vec<u32>>,
+    /// The first of the facts with each value.
+    firsts: Arc<Vec<u32>>,
+    epoch: u64,
 }
 
-impl ConstraintTerms {
-    pub fn new(alike: &AttributeConstraint, facts: &Facts) -> Self {
-        let mut numbers: BTreeMap<&AttributeValue, u32> = BTreeMap::new();
-        let mut values = Vec::with_capacity(facts.all().len());
-        for one in facts.all() {
-            // Fewer than a u32 counts: there are no more than GPUs.
-            let next = numbers.len() as u32 + 1;
-            let value = one.attributes.get(&alike.attribute);
-            values.push(value.map_or(0, |value| *numbers.entry(value).or_insert(next)));
+impl Columns {
+    /// The attribute is read of all facts, or there is nothing to read.
+    pub fn is_read(&self, attribute: &QualifiedName, facts: &Facts) -> bool {
+        let (epoch, count) = facts.state();
+        let known = self.0.get(attribute);
+        !facts.attributes.contains(attribute)
+            || known.is_some_and(|column| column.epoch == epoch && column.values.len() == count)
+    }
+
+    /// The values of all facts, and what it cost to read those that were not read yet, in ticks. None: no GPU has the
+    /// attribute.
+    pub fn read(&mut self, attribute: &QualifiedName, facts: &Facts) -> (Option<Column>, u64) {
+        if !facts.attributes.contains(attribute) {
+            return (None, 0);
         }
-        Self { rule: alike.rule, wants: alike.wants.clone(), values }
+        // Those that no GPU has any more.
+        if self.0.len() > facts.attributes.len() {
+            self.0.retain(|name, _| facts.attributes.contains(name));
+        }
+        let column = self.0.entry(attribute.clone()).or_default();
+        let ticks = column.follow(attribute, facts);
+        (Some(column.clone()), ticks)
+    }
+}
+
+impl Column {
+    fn follow(&mut self, attribute: &QualifiedName, facts: &Facts) -> u64 {
+        let (epoch, count) = facts.state();
+        if self.epoch != epoch {
+            *self = Self { epoch, ..Self::default() };
+        }
+        if self.values.len() == count {
+            return 0;
+        }
+        let value = |number: usize| facts.all()[number].attributes.get(attribute);
+        let (values, firsts) = (Arc::make_mut(&mut self.values), Arc::make_mut(&mut self.firsts));
+        let known = firsts.iter().zip(1..).filter_map(|(first, nth)| Some((value(*first as usize)?, nth)));
+        let mut known: BTreeMap<&AttributeValue, u32> = known.collect();
+        let read = firsts.len() + count - values.len();
+        for number in values.len()..count {
+            // Fewer than a u32 counts: there are no more than GPUs.
+            let next = known.len() as u32 + 1;
+            let nth = value(number).map_or(0, |value| *known.entry(value).or_insert(next));
+            if nth as usize > firsts.len() {
+                firsts.push(number as u32);
+            }
+            values.push(nth);
+        }
+        READ_TICKS * read as u64
     }
 
     /// None: the GPU lacks the attribute.
     pub fn value(&self, facts: u32) -> Option<u32> {
         self.values.get(facts as usize).copied().filter(|value| *value > 0)
+    }
+
+    pub fn bytes(&self) -> usize {
+        size_of_val(&self.values[..]) + size_of_val(&self.firsts[..])
     }
 }

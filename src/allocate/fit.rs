@@ -1,21 +1,20 @@
 //! Does a pod fit on a node, and on which of its GPUs?
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::ask::{Part, Shape, Want};
+use super::ask::{Part, Rule, Shape, Want};
 use super::choice::{Choice, Choices};
 use super::cut::Cut;
-use super::facts::ConstraintTerms;
+use super::facts::Column;
 use super::index::Nodes;
 use super::mig::{Carving, enough};
 use super::node::{Class, Gpu, GpuGrant, Node, Placement};
-use super::search;
+use super::search::{self, Tries};
 use crate::model::mig::MigPlace;
 use crate::model::quantity::Bytes;
 use crate::model::share::Extent;
-
-/// Of reading an attribute of one GPU, in ticks of [`crate::select::TICKS_PER_UNIT`].
-const ALIKE_TICKS: u64 = 50;
+use crate::select::QualifiedName;
 
 /// A shape, worked out for each class of GPUs once.
 #[derive(Debug, Clone)]
@@ -23,6 +22,10 @@ pub(super) struct Terms {
     /// As in the shape; never empty: a pod without wants has one for no GPU.
     pub wants: Vec<WantTerms>,
     pub alike: Vec<ConstraintTerms>,
+    /// Of the attributes of `alike`, each once.
+    pub columns: Vec<Column>,
+    /// By want: places in `alike` of the constraints that it is in. Wants behind the last are in none.
+    alike_of: Vec<Vec<usize>>,
     pub cpu_milli: u64,
     pub memory_mib: u64,
     pub pods: u64,
@@ -30,6 +33,14 @@ pub(super) struct Terms {
     known: [(u64, usize); 2],
     /// What the selectors choose is known of all facts.
     complete: bool,
+}
+
+/// An [`super::AttributeConstraint`]; which wants it is about is in [`Terms`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConstraintTerms {
+    rule: Rule,
+    /// Place in [`Terms::columns`]; none: no GPU has the attribute.
+    column: Option<usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -105,6 +116,8 @@ impl Terms {
         let mut terms = Self {
             wants: wants.iter().map(|want| WantTerms::new(want, &nodes.classes)).collect(),
             alike: Vec::new(),
+            columns: Vec::new(),
+            alike_of: Vec::new(),
             cpu_milli: shape.cpu_milli,
             memory_mib: shape.memory.mib_ceil(),
             pods: shape.pods,
@@ -127,8 +140,35 @@ impl Terms {
             self.complete &= terms.choice.as_ref().is_none_or(|choice| choice.complete);
             terms.tolerates = nodes.taints.borne(&want.tolerations);
         }
-        self.alike = shape.alike.iter().map(|alike| ConstraintTerms::new(alike, &nodes.facts)).collect();
-        choices.pay(ALIKE_TICKS * (shape.alike.len() * nodes.facts.all().len()) as u64);
+        let mut places: BTreeMap<&QualifiedName, Option<usize>> = BTreeMap::new();
+        (self.alike, self.columns, self.alike_of) = (Vec::new(), Vec::new(), Vec::new());
+        for (nth, one) in shape.alike.iter().enumerate() {
+            let column = *places.entry(&one.attribute).or_insert_with(|| {
+                let column = choices.column(&one.attribute, &nodes.facts)?;
+                self.columns.push(column);
+                Some(self.columns.len() - 1)
+            });
+            self.alike.push(ConstraintTerms { rule: one.rule, column });
+            let of = one.wants.iter().copied().max().map_or(0, |last| last + 1);
+            self.alike_of.resize(self.alike_of.len().max(of), Vec::new());
+            one.wants.iter().for_each(|want| self.alike_of[*want].push(nth));
+        }
+    }
+
+    /// Places of the constraints that a want is in.
+    pub fn constraints_of(&self, want: usize) -> &[usize] {
+        self.alike_of.get(want).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// What a constraint says, and the value of its attribute; none: the GPU lacks it.
+    pub fn asked(&self, constraint: usize, facts: u32) -> (Rule, Option<u32>) {
+        let one = self.alike[constraint];
+        (one.rule, one.column.and_then(|column| self.columns[column].value(facts)))
+    }
+
+    /// Bytes of the attributes' values. Others may have them, too: they stay as long as these terms do.
+    pub fn weight(&self) -> usize {
+        self.columns.iter().map(Column::bytes).sum()
     }
 
     /// False: scores that are made by these terms are not worth keeping.
@@ -289,7 +329,7 @@ pub(super) fn first(nodes: &Nodes, id: usize, shape: &Shape) -> Option<Placement
     if !terms.node_has_room(node) {
         return None;
     }
-    let picks = search::run(node, &terms, &|_, _| 0, &mut 0)?;
+    let picks = search::run(node, &terms, &|_, _| 0, &mut Tries::default())?;
     let picked: Vec<_> = picks.iter().map(|pick| pick.picked).collect();
     Some(placement(shape, &terms, node, &picked))
 }

@@ -338,8 +338,9 @@ impl Index {
         Self { nodes, score_tables: ScoreTables::with(self.score_tables.choices.beside()), ..Self::default() }
     }
 
-    /// From now on decisions and selectors may cost so much, in ticks of [`crate::select::TICKS_PER_UNIT`]. A decision
-    /// goes to its end; only [`Self::study`] stops when that is spent. Until this is called nothing is bounded.
+    /// From now on decisions and selectors may cost so much, in ticks of [`crate::select::TICKS_PER_UNIT`]. When that is
+    /// spent, [`Self::study`] stops, and so does a decision for several wants at once or for several pods; one for a
+    /// single want goes to its end. Until this is called nothing is bounded.
     pub fn allow(&mut self, ticks: u64) {
         self.score_tables.choices.allow(ticks);
     }
@@ -349,21 +350,29 @@ impl Index {
         self.score_tables.choices.pay(ticks);
     }
 
+    /// Not all that was allowed is spent. If it is, something is left undone.
+    pub fn goes_on(&mut self) -> bool {
+        self.score_tables.choices.is_open()
+    }
+
     /// Not all that was allowed is spent.
     pub fn has_left(&self) -> bool {
         self.score_tables.choices.has_left()
     }
 
-    /// What was spent since, in ticks, and whether something about selectors was left undone for lack of more.
+    /// What was spent since, in ticks, and whether something was left undone for lack of more.
     pub fn spent(&self) -> (u64, bool) {
         self.score_tables.choices.spent()
     }
 
-    /// Finds out which GPUs the selectors of a shape choose, as far as what is allowed will do. To be done before a
-    /// decision: in one, a GPU that was not looked at is not chosen.
+    /// Finds out which GPUs the selectors of a shape choose, and reads the attributes of its constraints, as far as what is
+    /// allowed will do. To be done before a decision: in one, a GPU that was not looked at is not chosen.
     pub fn study(&mut self, shape: &Shape) -> Studied {
         let lists = shape.wants.iter().map(|want| &want.selectors);
-        self.score_tables.choices.study(lists, &self.nodes.facts)
+        match self.score_tables.choices.study(lists, &self.nodes.facts) {
+            Studied::Done => self.score_tables.choices.study_attributes(&shape.alike, &self.nodes.facts),
+            other => other,
+        }
     }
 
     /// All of these CEL expressions choose the GPU. Not if there is no such GPU, one of them fails on it, or it was not

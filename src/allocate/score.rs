@@ -8,7 +8,7 @@ use super::fit::{Picked, Terms};
 use super::fragment::{Lost, Tally, Targets};
 use super::mig::Carving;
 use super::node::{Gpu, Node};
-use super::search::{self, Fit};
+use super::search::{self, Fit, Tries};
 use crate::model::share::Isolation;
 
 /// What placements aim at.
@@ -75,8 +75,8 @@ pub(super) struct Scratch {
     pub picked: Vec<Picked>,
     /// Places of nodes that changed, and their old scores.
     pub changed: Vec<(usize, Score)>,
-    /// How often this decision has tried to serve several wants together.
-    pub tried: u32,
+    /// What this decision has tried to serve several wants together.
+    pub tried: Tries,
     #[cfg(test)]
     pub rated: usize,
     tally: Tally,

@@ -11,7 +11,7 @@ use super::fragment::Workload;
 use super::index::Nodes;
 use super::node::Node;
 use super::score::{DOES_NOT_FIT, Policy, Score, Scratch, rate};
-use super::search::STEP_TICKS;
+use super::search::Tries;
 
 /// The most scores of all tables together: bounds the memory, 16 bytes each.
 const SCORES_MAX: usize = 1 << 20;
@@ -25,10 +25,12 @@ const BLOCK: usize = 64;
 /// Changes that a table may miss before decisions for other shapes update it, a little each; otherwise the first pod
 /// after a long time would pay for all of them.
 const MISSED_MAX: u64 = 128;
-/// Scores that a decision computes for the tables of other shapes.
+/// Scores that a decision computes for the tables of other shapes, of which each has one want.
 const AHEAD_SCORES: usize = 64;
-/// Of a score, in ticks of [`crate::select::TICKS_PER_UNIT`].
+/// Of a score, in ticks of [`crate::select::TICKS_PER_UNIT`]. What a search for several wants takes is on top.
 const SCORE_TICKS: u64 = 15;
+/// Of finding the table of a shape, for each of its wants and constraints.
+const SHAPE_TICKS: u64 = 10;
 /// A table that was not used for so many decisions per table in use is not updated.
 const IDLE_MAX: u64 = 8;
 
@@ -66,7 +68,8 @@ impl ScoreTables {
         Self { choices, ..Self::default() }
     }
 
-    /// Returns the table of a shape, up to date.
+    /// Returns the table of a shape, up to date. Of several wants at once it is empty if what is allowed was spent before
+    /// all nodes were looked at: then something was left undone, and it begins anew the next time.
     pub fn get(
         &mut self,
         nodes: &Nodes,
@@ -77,15 +80,15 @@ impl ScoreTables {
         self.uses += 1;
         self.bring_forward(nodes, workload);
         let key = Arc::new((policy, shape.clone()));
+        self.choices.pay(SHAPE_TICKS * (shape.wants.len() + shape.alike.len()) as u64);
         if !self.kept.contains_key(&key) {
-            self.make_room(nodes, shape.weight(nodes.classes.len()));
+            let table = ScoreTable::empty(shape, nodes, &mut self.choices);
+            self.make_room(nodes, table.weight);
+            self.weight = self.weight.saturating_add(table.weight);
+            self.kept.insert(Arc::clone(&key), table);
         }
-        let Self { kept, in_use, choices, scratch, weight, .. } = self;
-        let table = kept.entry(Arc::clone(&key)).or_insert_with(|| {
-            let table = ScoreTable::empty(shape, nodes, choices);
-            *weight = weight.saturating_add(table.weight);
-            table
-        });
+        let Self { kept, in_use, choices, scratch, .. } = self;
+        let table = kept.entry(Arc::clone(&key)).or_insert_with(|| ScoreTable::empty(shape, nodes, choices));
         let (known, at) = (table.used > 0, table.at);
         if table.terms.outdated(nodes) {
             let weight = table.weight;
@@ -94,14 +97,13 @@ impl ScoreTables {
         table.used = self.uses;
         let was_complete = table.terms.is_complete();
         table.terms.follow(shape, nodes, choices);
+        scratch.tried = Tries::default();
         let scores = if !was_complete || table.stale(nodes, workload, policy) {
-            table.renew(nodes, workload, policy, scratch);
-            nodes.all.len()
+            table.renew(nodes, workload, policy, (&mut *scratch, &mut *choices))
         } else {
-            table.follow(nodes, workload, policy, scratch, usize::MAX)
+            table.follow(nodes, workload, policy, (&mut *scratch, &mut *choices), usize::MAX)
         };
         choices.pay(SCORE_TICKS * scores as u64);
-        choices.pay(STEP_TICKS * u64::from(std::mem::take(&mut scratch.tried)));
         // A shape that came once may never come again.
         if known {
             in_use.remove(&(at, Arc::clone(&key)));
@@ -144,6 +146,8 @@ impl ScoreTables {
                 *uses - table.used <= idle_max
                     && nodes.since(table.at).is_some()
                     && !table.terms.outdated(nodes)
+                    // What others search is theirs to pay.
+                    && table.terms.single().is_some()
                     && !table.stale(nodes, workload, *policy)
             };
             let Some(table) = kept.get_mut(&key).filter(can_follow) else { continue };
@@ -151,7 +155,7 @@ impl ScoreTables {
             if !table.terms.is_complete() {
                 continue;
             }
-            left -= table.follow(nodes, workload, *policy, scratch, left);
+            left -= table.follow(nodes, workload, *policy, (&mut *scratch, &mut *choices), left);
             in_use.insert((table.at, key));
         }
     }
@@ -160,7 +164,7 @@ impl ScoreTables {
 impl ScoreTable {
     fn empty(shape: &Shape, nodes: &Nodes, choices: &mut Choices) -> Self {
         let terms = Terms::new(shape, nodes, choices);
-        let weight = shape.weight(nodes.classes.len());
+        let weight = shape.weight(nodes.classes.len()).saturating_add(terms.weight());
         Self { terms, scores: Vec::new(), best: Vec::new(), at: 0, epoch: 0, used: 0, weight }
     }
 
@@ -169,12 +173,42 @@ impl ScoreTable {
         self.scores.len() != nodes.all.len() || self.epoch != workload.epoch(policy)
     }
 
-    fn renew(&mut self, nodes: &Nodes, workload: &Workload, policy: Policy, scratch: &mut Scratch) {
-        self.scores.clear();
-        self.scores.extend(nodes.all.iter().map(|node| score(node, &self.terms, workload, policy, scratch)));
-        self.best.clear();
+    /// How many scores were computed; all, unless what is allowed was spent.
+    fn renew(
+        &mut self,
+        nodes: &Nodes,
+        workload: &Workload,
+        policy: Policy,
+        (scratch, choices): (&mut Scratch, &mut Choices),
+    ) -> usize {
+        self.clear();
+        for (computed, node) in nodes.all.iter().enumerate() {
+            if !self.goes_on(computed, choices) {
+                return computed;
+            }
+            let score = score(node, &self.terms, workload, policy, scratch);
+            self.scores.push(score);
+            choices.pay(std::mem::take(&mut scratch.tried.ticks));
+        }
         self.best.extend(self.scores.chunks(BLOCK).map(|scores| (least(scores), false)));
         (self.at, self.epoch) = (nodes.now(), workload.epoch(policy));
+        self.scores.len()
+    }
+
+    /// Not one score can be kept.
+    fn clear(&mut self) {
+        self.scores.clear();
+        self.best.clear();
+    }
+
+    /// After so many scores: a search of several wants is paid for, and ends where nothing is left to pay it from. The
+    /// table is empty then.
+    fn goes_on(&mut self, computed: usize, choices: &mut Choices) -> bool {
+        let goes_on = computed == 0 || self.terms.single().is_some() || choices.is_open();
+        if !goes_on {
+            self.clear();
+        }
+        goes_on
     }
 
     /// Renews the scores of nodes that changed, the earliest changes first, until so many are renewed; how many were.
@@ -183,7 +217,7 @@ impl ScoreTable {
         nodes: &Nodes,
         workload: &Workload,
         policy: Policy,
-        scratch: &mut Scratch,
+        (scratch, choices): (&mut Scratch, &mut Choices),
         most: usize,
     ) -> usize {
         let mut changed = std::mem::take(&mut scratch.changed);
@@ -207,14 +241,23 @@ impl ScoreTable {
             self.at = nodes.now();
         }
         // Old scores have been read beforehand: so memory is waited for once, not at each node.
-        for &(id, old) in &changed {
+        for (computed, &(id, old)) in changed.iter().enumerate() {
+            if !self.goes_on(computed, choices) {
+                break;
+            }
             self.put(id, old, score(&nodes.all[id], &self.terms, workload, policy, scratch));
+            choices.pay(std::mem::take(&mut scratch.tried.ticks));
         }
         for (best, scores) in self.best.iter_mut().zip(self.scores.chunks(BLOCK)).filter(|(best, _)| best.1) {
             *best = (least(scores), false);
         }
         scratch.changed = changed;
         scratch.changed.len()
+    }
+
+    /// It has the scores of all nodes.
+    pub fn is_whole(&self, nodes: &Nodes) -> bool {
+        self.scores.len() == nodes.all.len()
     }
 
     fn put(&mut self, id: usize, old: Score, score: Score) {

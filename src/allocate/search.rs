@@ -14,10 +14,26 @@ const STEPS_MAX: u32 = 2_000;
 /// The same once a decision has none left, and what it has for all nodes together.
 const STEPS_MIN: u32 = 40;
 const STEPS_OF_DECISION: u32 = 200_000;
-/// Of a try, in ticks of [`crate::select::TICKS_PER_UNIT`].
-pub(super) const STEP_TICKS: u64 = 80;
 /// What the outlook of a GPU that is cut counts for, in tries.
 const OUTLOOK_STEPS: u32 = 4;
+/// In ticks of [`crate::select::TICKS_PER_UNIT`], for each GPU: of looking whether one want might fit at all, and of
+/// looking whether it fits beside the others, each constraint that it is in on top.
+const FITS_TICKS: u64 = 1;
+const OPTION_TICKS: u64 = 5;
+/// The same of serving a want, of a try, of comparing two GPUs, and of an outlook.
+const SERVE_TICKS: u64 = 20;
+const TRY_TICKS: u64 = 20;
+const TWINS_TICKS: u64 = 4;
+const OUTLOOK_TICKS: u64 = 320;
+
+/// What searches have cost so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tries {
+    /// They bound the searches of a decision.
+    pub steps: u32,
+    /// They are to be paid.
+    pub ticks: u64,
+}
 
 /// One GPU for one want.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +55,11 @@ pub(super) struct Fit {
 
 type Cost<'a> = &'a dyn Fn(&Gpu, Fit) -> u64;
 
-/// The first way to serve all wants, cheapest GPUs first. `tried`: how often the decision has tried on other nodes.
-pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut u32) -> Option<Vec<Pick>> {
+/// The first way to serve all wants, cheapest GPUs first. `tried`: what the decision has tried on other nodes; this
+/// search is added.
+pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut Tries) -> Option<Vec<Pick>> {
+    let size = node.gpus.len() as u64 * terms.wants.len() as u64;
+    tried.ticks = tried.ticks.saturating_add(SERVE_TICKS + FITS_TICKS * size);
     let fits = |want: &WantTerms| node.gpus.iter().filter(|gpu| want.left(gpu).is_some()).count();
     if terms.wants.iter().any(|want| want.gpus > 0 && fits(want) < want.gpus) {
         return None;
@@ -48,16 +67,18 @@ pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut u32) -
     // The largest first: they have the least choice.
     let mut order: Vec<usize> = (0..terms.wants.len()).collect();
     let size = |at: usize| node.gpus.iter().map(|gpu| terms.wants[at].mib(gpu)).max();
-    order.sort_by_key(|at| Reverse(size(*at)));
+    order.sort_by_cached_key(|at| Reverse(size(*at)));
     let order: Vec<usize> = order.into_iter().flat_map(|at| vec![at; terms.wants[at].gpus]).collect();
     let extra = vec![Extra::default(); node.gpus.len()];
     let values = vec![Vec::new(); terms.alike.len()];
-    let most = STEPS_MAX.min(STEPS_OF_DECISION.saturating_sub(*tried).max(STEPS_MIN));
-    let mut search =
-        Search { node, terms, cost, order, extra, values, picks: Vec::new(), steps: 0, outlooks: 0, most };
+    let most = STEPS_MAX.min(STEPS_OF_DECISION.saturating_sub(tried.steps).max(STEPS_MIN));
+    let (tries, picks) = (Tries::default(), Vec::new());
+    let mut search = Search { node, terms, cost, order, extra, values, picks, tries, outlooks: 0, most };
     let found = search.serve(0);
     let outlooks = search.outlooks.saturating_mul(OUTLOOK_STEPS);
-    *tried = tried.saturating_add(search.steps).saturating_add(outlooks);
+    tried.steps = tried.steps.saturating_add(search.tries.steps).saturating_add(outlooks);
+    let ticks = OUTLOOK_TICKS * u64::from(search.outlooks) + search.tries.ticks;
+    tried.ticks = tried.ticks.saturating_add(ticks);
     found.then_some(search.picks)
 }
 
@@ -96,7 +117,7 @@ struct Search<'a> {
     /// By alike: the values of the picks so far that it is for.
     values: Vec<Vec<u32>>,
     picks: Vec<Pick>,
-    steps: u32,
+    tries: Tries,
     /// Outlooks that were made.
     outlooks: u32,
     most: u32,
@@ -106,6 +127,10 @@ impl Search<'_> {
     /// Serves what is left of the order from `nth` on.
     fn serve(&mut self, nth: usize) -> bool {
         let Some(&want) = self.order.get(nth) else { return true };
+        // Each want and each constraint is asked of two GPUs that are compared.
+        let of_want = self.terms.constraints_of(want).len() as u64;
+        let of_twins = TWINS_TICKS + (self.terms.wants.len() + self.terms.columns.len()) as u64;
+        self.tries.ticks += SERVE_TICKS + self.node.gpus.len() as u64 * (OPTION_TICKS + of_want);
         let mut options: Vec<Pick> =
             (0..self.node.gpus.len()).filter_map(|gpu| self.option(want, gpu)).collect();
         options.sort_unstable_by_key(|pick| (pick.cost, pick.picked.gpu));
@@ -115,13 +140,16 @@ impl Search<'_> {
         let mut failed: Vec<usize> = Vec::new();
         for pick in options {
             let gpu = pick.picked.gpu;
-            if last.is_some_and(|last| (pick.cost, gpu) < last)
-                || failed.iter().any(|other| self.twins(*other, gpu))
-            {
+            if last.is_some_and(|last| (pick.cost, gpu) < last) {
                 continue;
             }
-            self.steps += 1;
-            if self.steps > self.most {
+            self.tries.ticks += of_twins * failed.len() as u64;
+            if failed.iter().any(|other| self.twins(*other, gpu)) {
+                continue;
+            }
+            self.tries.steps += 1;
+            self.tries.ticks += TRY_TICKS + of_want;
+            if self.tries.steps > self.most {
                 return false;
             }
             self.take(pick);
@@ -162,16 +190,15 @@ impl Search<'_> {
                 (Fit { left, mib: cut.mib(carving.place), carving: Some(carving) }, 1)
             }
         };
-        for (alike, values) in self.terms.alike.iter().zip(&self.values) {
-            if alike.wants.contains(&at) {
-                let value = alike.value(board.facts)?;
-                let fits = match alike.rule {
-                    Rule::Same => values.first().is_none_or(|other| *other == value),
-                    Rule::Different => !values.contains(&value),
-                };
-                if !fits {
-                    return None;
-                }
+        for &constraint in terms.constraints_of(at) {
+            let (rule, value) = terms.asked(constraint, board.facts);
+            let (value, values) = (value?, &self.values[constraint]);
+            let fits = match rule {
+                Rule::Same => values.first().is_none_or(|other| *other == value),
+                Rule::Different => !values.contains(&value),
+            };
+            if !fits {
+                return None;
             }
         }
         let picked = Picked { gpu, want: at, place: fit.carving.map(|carving| carving.place) };
@@ -188,10 +215,8 @@ impl Search<'_> {
         extra.claims.push(want.claim);
         extra.places.extend(place);
         extra.outlooks.0.extend(place.map(|_| None));
-        for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
-            if alike.wants.contains(&at) {
-                values.extend(alike.value(board.facts));
-            }
+        for &constraint in self.terms.constraints_of(at) {
+            self.values[constraint].extend(self.terms.asked(constraint, board.facts).1);
         }
         self.picks.push(pick);
     }
@@ -200,10 +225,8 @@ impl Search<'_> {
     fn give(&mut self, pick: Pick) {
         self.picks.pop();
         let Picked { gpu, want: at, place } = pick.picked;
-        for (alike, values) in self.terms.alike.iter().zip(&mut self.values) {
-            if alike.wants.contains(&at) {
-                values.pop();
-            }
+        for &constraint in self.terms.constraints_of(at) {
+            self.values[constraint].pop();
         }
         let extra = &mut self.extra[gpu];
         extra.claims.pop();
@@ -226,7 +249,7 @@ impl Search<'_> {
             && self.extra[one] == self.extra[other]
             && self.terms.wants.iter().all(|want| want.chooses(a) == want.chooses(b))
             && self.terms.wants.iter().all(|want| want.tolerates(a) == want.tolerates(b))
-            && self.terms.alike.iter().all(|alike| alike.value(a.facts) == alike.value(b.facts))
+            && self.terms.columns.iter().all(|column| column.value(a.facts) == column.value(b.facts))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::select::{AttributeValue, DeviceFacts, Effect, QualifiedName, Taint, T
 
 mod cut;
 mod moves;
+mod prices;
 mod scores;
 mod selectors;
 mod sought;

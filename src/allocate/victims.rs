@@ -10,7 +10,7 @@ use super::ask::Shape;
 use super::fit::{Picked, Terms, placement};
 use super::index::Index;
 use super::node::{Gpu, GpuGrant, Node, Placement};
-use super::search::{self, STEP_TICKS};
+use super::search::{self, Tries};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::DaemonScope;
@@ -121,31 +121,31 @@ pub struct Preemptor {
     terms: Terms,
     /// Its claim has several GPUs: they have no other shares.
     alone: bool,
-    tried: u32,
+    tried: Tries,
 }
 
 impl Index {
     /// `alone`: a claim of the shape has several GPUs.
     pub fn preemptor(&mut self, shape: &Shape, alone: bool) -> Preemptor {
         let terms = Terms::new(shape, &self.nodes, &mut self.score_tables.choices);
-        Preemptor { shape: shape.clone(), terms, alone, tried: 0 }
+        Preemptor { shape: shape.clone(), terms, alone, tried: Tries::default() }
     }
 
     /// The least that has to end on this node; none: it would not fit, or too much was tried already.
     pub fn victims(&mut self, preemptor: &mut Preemptor, site: &Site<'_>) -> Option<Victims> {
-        let before = preemptor.tried;
+        let before = preemptor.tried.ticks;
         let id = self.ids.get(site.node).copied()?;
         let node = self.nodes.all[id].as_ref()?;
         let found = preemptor.on(node, site);
-        let steps = u64::from(preemptor.tried - before);
-        self.pay(STEP_TICKS * steps + CANDIDATE_TICKS * (1 + site.candidates.len() as u64));
+        let ticks = preemptor.tried.ticks - before;
+        self.pay(ticks + CANDIDATE_TICKS * (1 + site.candidates.len() as u64));
         found
     }
 }
 
 impl Preemptor {
     fn on(&mut self, node: &Node, site: &Site<'_>) -> Option<Victims> {
-        if self.tried > STEPS_MAX {
+        if self.tried.steps > STEPS_MAX {
             return None;
         }
         let mut stage = Stage::new(node, site, self.alone);

@@ -114,7 +114,7 @@ impl Reason {
             Shortage::Memory { .. } | Shortage::Whole { .. } | Shortage::Mig(_) => Self::Memory,
             Shortage::Compute { .. } => Self::Compute,
             Shortage::Slots { .. } => Self::Slots,
-            Shortage::Gpus { .. } | Shortage::Together { .. } => Self::Gpus,
+            Shortage::Gpus { .. } | Shortage::Together { .. } | Shortage::Unsearched { .. } => Self::Gpus,
         }
     }
 }
