@@ -1,6 +1,6 @@
 //! What waits, as the allocator is asked for it; and its answer, as claims are granted it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocate::{AttributeConstraint, GpuGrant, Part, Placement, Rule, Shape, Want};
 use crate::controller::wants::{Constraint, Wants};
@@ -22,9 +22,12 @@ pub fn shape(claims: &[Wants], room: Resources) -> Result<Shape, String> {
             let (selectors, tolerations) = (want.selectors.clone(), want.tolerations.read.clone());
             shape.wants.push(Want { claim, selectors, tolerations, ..Want::of(&want.share, want.gpus) });
         }
-        for constraint in &claim.constraints {
+        let mut seen = BTreeSet::new();
+        for constraint in claim.constraints.iter() {
             let alike = alike(claim, first, constraint)?;
-            shape.alike.extend((!alike.wants.is_empty()).then_some(alike));
+            if !alike.wants.is_empty() && seen.insert(alike.clone()) {
+                shape.alike.push(alike);
+            }
         }
     }
     // Where one claim has several GPUs, the others of the pod keep off them.
@@ -73,11 +76,10 @@ fn alike(claim: &Wants, first: usize, constraint: &Constraint) -> Result<Attribu
         format!("{field} {text:?} has no domain; write one such as gpu.nvidia.com/productName")
     })?;
     let wants = claim.requests.iter().enumerate().filter(|(_, want)| constraint.is_for(&want.request));
-    Ok(AttributeConstraint {
-        rule: constraint.rule,
-        attribute,
-        wants: wants.map(|(at, _)| first + at).collect(),
-    })
+    let (wants, gpus): (Vec<usize>, Vec<u32>) = wants.map(|(at, want)| (first + at, want.gpus)).unzip();
+    // One GPU has to have the attribute, whatever the rule.
+    let rule = if gpus == [1] { Rule::Same } else { constraint.rule };
+    Ok(AttributeConstraint { rule, attribute, wants })
 }
 
 /// The GPUs of each request of each claim, in the order in which they were asked for.
@@ -92,6 +94,8 @@ pub fn parts(claims: &[Wants], placement: &Placement) -> Vec<Vec<Vec<GpuGrant>>>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::model::names::RequestName;
     use crate::model::quantity::Bytes;
@@ -110,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_wants_of_all_claims_stand_in_one_row_and_their_answers_go_back_to_them() {
-        let one = Wants { requests: vec![want("a", &[])], constraints: vec![] };
+        let one = Wants { requests: vec![want("a", &[])], constraints: Arc::default() };
         let constraint = |attribute: &str, requests: &[&str]| Constraint {
             rule: Rule::Same,
             attribute: attribute.to_owned(),
@@ -120,7 +124,7 @@ mod tests {
             vec![constraint("gpu.nvidia.com/productName", &["y"]), constraint("gpu.nvidia.com/uuid", &["z"])];
         let two = Wants {
             requests: vec![want("x", &["device.driver == 'gpu.nvidia.com'"]), want("y", &[])],
-            constraints,
+            constraints: constraints.into(),
         };
         let claims = [one, two];
         let shape = shape(&claims, Resources::default()).unwrap();
@@ -131,8 +135,8 @@ mod tests {
             "GPUs of a claim that has several are not shared with the others"
         );
         let singles = [
-            Wants { requests: vec![want("a", &[])], constraints: vec![] },
-            Wants { requests: vec![want("b", &[])], constraints: vec![] },
+            Wants { requests: vec![want("a", &[])], constraints: Arc::default() },
+            Wants { requests: vec![want("b", &[])], constraints: Arc::default() },
         ];
         assert_eq!(claims_of(&super::shape(&singles, Resources::default()).unwrap()), [0, 1]);
         assert_eq!((shape.alike.len(), &shape.alike[0].wants), (1, &vec![2]));
@@ -158,7 +162,9 @@ mod tests {
             gpus,
             ..want("whole", &[])
         };
-        let of = |requests| shape(&[Wants { requests, constraints: vec![] }], Resources::default()).unwrap();
+        let of = |requests| {
+            shape(&[Wants { requests, constraints: Arc::default() }], Resources::default()).unwrap()
+        };
         let four = of(vec![whole(4)]);
         assert!(!is_several(&four));
         assert_eq!(four.wants[0].compute.map(|percent| percent.get()), Some(100));
@@ -171,11 +177,12 @@ mod tests {
     fn what_cannot_be_asked_for_is_told() {
         let bad = Wants {
             requests: vec![want("a", &[])],
-            constraints: vec![Constraint {
+            constraints: [Constraint {
                 rule: Rule::Different,
                 attribute: "productName".to_owned(),
                 requests: vec![],
-            }],
+            }]
+            .into(),
         };
         assert!(shape(&[bad], Resources::default()).unwrap_err().starts_with("distinctAttribute"));
     }

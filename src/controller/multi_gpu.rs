@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::allocate::{self, Decision, Explanation, Index, Nodes, PodAsk, Policy};
+use crate::allocate::{self, Decision, Explanation, Index, Nodes, PodAsk, Policy, Shortage, Skipped};
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::view::GpuRef;
 
@@ -21,7 +21,12 @@ const GPU_TICKS: u64 = 5;
 /// There is no place.
 pub fn decide(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Result<Decision, Explanation> {
     let decide = |index: &mut Index, asks: &[PodAsk]| allocate::decide(index, asks, policy);
-    all(capacity, asks, decide, |refused, gang| Explanation { gang, ..refused })
+    let spent = |gang, ask: &PodAsk| Explanation {
+        gang,
+        shortage: Shortage::Unsearched { wants: ask.shape.wants.len() },
+        skipped: Skipped::default(),
+    };
+    all(capacity, asks, decide, (|refused, gang| Explanation { gang, ..refused }, spent))
 }
 
 /// The same without an explanation, as [`allocate::places`].
@@ -29,15 +34,16 @@ pub fn places(capacity: &mut Capacity, asks: &[PodAsk], policy: Policy) -> Optio
     let places = |index: &mut Index, asks: &[PodAsk]| {
         allocate::places(index, asks, policy).map(|placements| Decision { placements }).ok_or(())
     };
-    all(capacity, asks, places, |(), _| ()).ok()
+    all(capacity, asks, places, (|(), _| (), |_, _: &PodAsk| ())).ok()
 }
 
-/// `one`: decides for one pod. `of_gang`: its refusal, with how many of how many pods had their place.
+/// `one`: decides for one pod. `of_gang`: its refusal, with how many of how many pods had their place. `spent`: that of a
+/// pod for which nothing was left to spend.
 fn all<E>(
     capacity: &mut Capacity,
     asks: &[PodAsk],
     one: impl Fn(&mut Index, &[PodAsk]) -> Result<Decision, E>,
-    of_gang: impl Fn(E, (usize, usize)) -> E,
+    (of_gang, spent): (impl Fn(E, (usize, usize)) -> E, impl Fn((usize, usize), &PodAsk) -> E),
 ) -> Result<Decision, E> {
     if let [ask] = asks {
         let size = usize::try_from(ask.shape.gpus()).unwrap_or(usize::MAX);
@@ -45,11 +51,17 @@ fn all<E>(
             if let Some(decision) = beside(capacity, ask, &company, &one) {
                 return Ok(decision);
             }
+            if !capacity.index.goes_on() {
+                return Err(spent((0, 1), ask));
+            }
         }
     }
     // What one pod gets is set aside while the next is looked at.
     let (mut placements, mut aside) = (Vec::with_capacity(asks.len()), 0);
     let decision = asks.iter().try_for_each(|ask| {
+        if aside > 0 && !capacity.index.goes_on() {
+            return Err(spent((aside, asks.len()), ask));
+        }
         let taken = capacity.taken_gpus().filter(|gpu| capacity.has_one_daemon(gpu));
         let taken: BTreeMap<GpuRef, bool> = taken.map(|gpu| (gpu, false)).collect();
         capacity.index.pay(GPU_TICKS.saturating_mul(taken.len() as u64));

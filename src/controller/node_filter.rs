@@ -34,6 +34,10 @@ impl NodeFilterCache {
         found
     }
 
+    pub fn knows(&self, demands: &Arc<Demands>) -> bool {
+        self.nodes.contains_key(demands)
+    }
+
     /// What keeps pods off nodes is another now, whichever node.
     pub fn forget(&mut self) {
         self.nodes.clear();

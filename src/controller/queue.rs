@@ -324,7 +324,12 @@ impl Queue {
 
     /// Something is left for the next round.
     pub fn has_left(&self) -> bool {
-        self.units.values().any(|unit| unit.left != Left::Not)
+        self.left().next().is_some()
+    }
+
+    /// What is left for the next round.
+    pub fn left(&self) -> impl Iterator<Item = &UnitKey> {
+        self.units.iter().filter(|(_, unit)| unit.left != Left::Not).map(|(key, _)| key)
     }
 
     /// Something that came later was placed before it.

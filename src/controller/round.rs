@@ -31,10 +31,11 @@ impl Core {
         self.reevaluate_gpus(now);
         // What this round has set free is for the next.
         let more = self.capacity.epoch() != epoch && !self.queue.is_empty();
-        let left = self.queue.has_left() || self.demand.has_left() || self.pods.has_marked();
+        let left = self.demand.has_left() || self.pods.has_marked();
         let again = (more || left || self.capacity.index.spent().1).then_some(now);
         let due = [
             again,
+            self.left_due(now),
             self.holds.next(now),
             self.queue.next(now),
             self.recorder.next(now),
@@ -62,7 +63,7 @@ impl Core {
         self.begin_moving(now);
         let mut keeping = self.begin_keeping(&turns, now);
         self.follow_preemptions(now);
-        self.open_purse(&turns);
+        self.open_purse(&turns, now);
         let mut tries = self.begin_preempting(&turns, now);
         for turn in turns {
             let epoch = self.capacity.epoch();

@@ -16,6 +16,10 @@ use crate::model::names::{DRIVER, RequestName};
 use crate::params::{self, AskedError, GpuShare, Params, Said, decode};
 use crate::select::{CLAIM_BYTES_MAX, Toleration};
 
+mod size;
+
+pub use size::{Size, ways_of};
+
 /// One request: the same share on each of so many GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Want {
@@ -45,7 +49,7 @@ impl From<Vec<DeviceToleration>> for Tolerations {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wants {
     pub requests: Vec<Want>,
-    pub constraints: Vec<Constraint>,
+    pub constraints: Arc<[Constraint]>,
 }
 
 /// What the GPUs of several requests have to do with one another.
@@ -80,6 +84,15 @@ pub const UNIT_TRIES_MAX: usize = 16_384;
 /// # Errors
 /// In words for the claim's author, with the field's path.
 pub fn wants(claim: &DeviceClaim, classes: &OurClasses) -> Result<Vec<Wants>, String> {
+    let too_many = || {
+        format!(
+            "spec.devices.requests: firstAvailable: more than {WAYS_MAX} combinations of alternatives; name fewer, or \
+             write several claims"
+        )
+    };
+    if ways_of(claim) > WAYS_MAX {
+        return Err(too_many());
+    }
     let requests: Vec<Vec<NamedRequest>> =
         claim.requests.iter().flatten().enumerate().map(asked).collect::<Result<_, _>>()?;
     let selectors = requests.iter().flatten().flat_map(|asked| asked.exactly.selectors.iter().flatten());
@@ -95,12 +108,7 @@ pub fn wants(claim: &DeviceClaim, classes: &OurClasses) -> Result<Vec<Wants>, St
         all.iter().map(|asked| want(asked, classes, &configs)).collect::<Result<Vec<_>, _>>()
     };
     let read: Vec<Vec<Want>> = requests.iter().map(read).collect::<Result<_, _>>()?;
-    let ways = combinations(&read).ok_or_else(|| {
-        format!(
-            "spec.devices.requests: firstAvailable: more than {WAYS_MAX} combinations of alternatives; name fewer, or \
-             write several claims"
-        )
-    })?;
+    let ways = combinations(&read).ok_or_else(too_many)?;
     for way in &ways {
         let gpus = way.iter().fold(0, |sum: u32, want| sum.saturating_add(want.gpus));
         if gpus > RESULTS_MAX {
@@ -109,7 +117,7 @@ pub fn wants(claim: &DeviceClaim, classes: &OurClasses) -> Result<Vec<Wants>, St
             ));
         }
     }
-    let wants = |requests| Wants { requests, constraints: constraints.clone() };
+    let wants = |requests| Wants { requests, constraints: Arc::clone(&constraints) };
     Ok(ways.into_iter().map(wants).collect())
 }
 
@@ -299,7 +307,7 @@ fn said<'a>(request: &NamedRequest, configs: &'a [Entry<'_>]) -> Result<Said<'a>
     Ok(last)
 }
 
-fn constraints(claim: &DeviceClaim) -> Result<Vec<Constraint>, String> {
+fn constraints(claim: &DeviceClaim) -> Result<Arc<[Constraint]>, String> {
     let one = |(at, one): (usize, &DeviceConstraint)| {
         let (rule, attribute) = match (&one.match_attribute, &one.distinct_attribute) {
             (Some(attribute), None) => (Rule::Same, attribute),
@@ -363,7 +371,7 @@ mod tests {
         assert_eq!((wants.requests[0].gpus, wants.requests[1].gpus), (1, 2));
         assert_eq!(wants.requests[1].share.amount, Some(Amount::Fraction("0.5".parse().unwrap())));
         let attribute = "gpu.nvidia.com/productName".to_owned();
-        assert_eq!(wants.constraints, [Constraint { rule: Rule::Same, attribute, requests: vec![] }]);
+        assert_eq!(wants.constraints, [Constraint { rule: Rule::Same, attribute, requests: vec![] }].into());
     }
 
     #[test]

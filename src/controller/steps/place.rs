@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::allocate::{self, Decision, Explanation, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
+use crate::allocate::{self, Explanation, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
 use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
@@ -15,20 +15,21 @@ use crate::controller::tracker::{Plan, PlannedClaim};
 
 use crate::controller::view::groups::GangSize;
 use crate::controller::view::{Asks, Claim, GpuRef, Pod};
-use crate::controller::wants::{
-    POD_REQUESTS_MAX, POD_TRIES_MAX, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants,
-};
-use crate::controller::{Moment, ask, multi_gpu};
+use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
+use crate::controller::{Moment, ask};
 use crate::feasible::{self, Demands};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
 use crate::select;
 
+mod trial;
+
+const TOO_MANY_DEMANDS: &str = "the pods of its gang have too many different node affinities and selectors to be looked \
+                                at together; give them the same, or make several gangs";
+
 /// Of asking a node whether it meets one of a pod's demands, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const TERM_TICKS: u64 = 10;
-/// What it costs to read one request in one combination of alternatives, in ticks.
-const WANT_TICKS: u64 = 50;
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
 pub(in crate::controller) struct Part {
@@ -96,14 +97,6 @@ impl Part {
     }
 }
 
-/// What the parts ask the allocator for in one of their ways, and whether a claim wants several GPUs.
-fn asks(parts: &[Part], nth: usize) -> (Vec<PodAsk>, bool) {
-    let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
-    let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
-    let is_several = asks.iter().any(|ask| ask::is_several(&ask.shape));
-    (asks, is_several)
-}
-
 /// Those of the parts that stand at these places, which are in order.
 pub(super) fn those(parts: Vec<Part>, places: &[usize]) -> Vec<Part> {
     let chosen = parts.into_iter().enumerate().filter(|(at, _)| places.binary_search(at).is_ok());
@@ -123,13 +116,11 @@ impl Turn {
     }
 }
 
-/// What came of trying the ways to serve the pods of a unit.
-enum Ways {
-    /// Which of the ways, and where.
-    Fits(usize, Decision),
-    Refused(Refused),
-    /// What its namespace may spend is spent: the way that is next.
-    Spent(usize),
+/// Why claims of a pod cannot be read together.
+struct BadClaims {
+    words: String,
+    /// The claim that nobody can place, whatever others there are.
+    of: Option<ClaimKey>,
 }
 
 /// Why a unit is not placed.
@@ -141,36 +132,6 @@ pub(in crate::controller) struct Refused {
 }
 
 impl Core {
-    /// True if the unit was placed, false if there is nothing to decide now.
-    pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
-        let Some(mut parts) = self.ready_parts(turn, now)? else { return Ok(false) };
-        let from = self.purse.resume(&turn.key);
-        let found = match self.check_bounds(&parts) {
-            Ok(()) => self.try_ways(&parts, from),
-            Err(refused) => Ways::Refused(refused),
-        };
-        let (nth, decision) = match found {
-            Ways::Fits(nth, decision) => (nth, decision),
-            Ways::Spent(nth) => {
-                self.purse.stop(&turn.key, nth);
-                self.queue.leave(&turn.key, true);
-                return Ok(false);
-            }
-            Ways::Refused(refused) => {
-                let words = refused.clone();
-                parts = self.fewest(turn, parts, refused)?;
-                self.check_bounds(&parts)?;
-                match self.try_ways(&parts, 0) {
-                    Ways::Fits(nth, decision) => (nth, decision),
-                    Ways::Refused(refused) => return Err(refused),
-                    Ways::Spent(_) => return Err(words),
-                }
-            }
-        };
-        self.adopt_places(turn, &parts, nth, &decision.placements, now);
-        Ok(true)
-    }
-
     /// The unit's parts go to these places, each in this of its ways.
     pub(super) fn adopt_places(
         &mut self,
@@ -204,6 +165,19 @@ impl Core {
         let (mut parts, mut first): (Vec<Part>, Option<Refused>) = (Vec::new(), None);
         let (mut taken, mut tries) = (BTreeSet::new(), 0);
         for pod in &turn.pods {
+            if !parts.is_empty() && !self.capacity.index.has_left() && !self.is_judged(pod) {
+                return match self.purse.stop_reading(&turn.key) {
+                    true => {
+                        self.queue.leave(&turn.key, true);
+                        Ok(None)
+                    }
+                    false => Err(Refused {
+                        pod: pod.clone(),
+                        reason: Reason::Claim,
+                        words: TOO_MANY_DEMANDS.to_owned(),
+                    }),
+                };
+            }
             let part = match self.part(pod, &taken, now) {
                 Ok(Some(part)) => part,
                 Ok(None) if matches!(turn.key, UnitKey::Gang { .. }) => continue,
@@ -240,128 +214,52 @@ impl Core {
         }
     }
 
-    /// Of parts that cannot be placed all together as few as start together: of those that fit somewhere by themselves.
-    ///
-    /// # Errors
-    /// As many as there are start together, or too few of them fit anywhere.
-    fn fewest(&mut self, turn: &Turn, parts: Vec<Part>, refused: Refused) -> Result<Vec<Part>, Refused> {
-        match self.least(turn, &parts) {
-            Some(least) if least.len() < parts.len() => {}
-            _ => return Err(refused),
-        }
-        let fits = |core: &mut Self, part: &Part| core.first_way(std::slice::from_ref(part)).is_some();
-        let fitting: Vec<usize> = (0..parts.len()).filter(|at| fits(self, &parts[*at])).collect();
-        let parts = those(parts, &fitting);
-        match self.least(turn, &parts) {
-            Some(least) => Ok(those(parts, &least)),
-            None => Err(refused),
-        }
-    }
-
-    /// Which of the parts are to be placed together at least, by their places in the list. None: too few of the pods can
-    /// be placed now.
-    pub(super) fn least(&self, turn: &Turn, parts: &[Part]) -> Option<Vec<usize>> {
-        let Together::AtLeast(need) = &turn.together else { return Some((0..parts.len()).collect()) };
-        let of = |part: &Part| self.view.pod(&part.pod).and_then(|pod| pod.gang()?.part.as_deref());
-        let there: Vec<Option<&str>> = parts.iter().map(of).collect();
-        need.choose(&there)
-    }
-
-    /// Tries the ways in which all of the parts can be served, from this one on, as long as there is something left to
-    /// spend.
-    fn try_ways(&mut self, parts: &[Part], from: usize) -> Ways {
-        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
-        let from = if from < ways { from } else { 0 };
-        for nth in from..ways - 1 {
-            if let Some(decision) = self.fits_in_way(parts, nth) {
-                return Ways::Fits(nth, decision);
-            }
-            if !self.capacity.index.has_left() {
-                return Ways::Spent(nth + 1);
-            }
-        }
-        let (last, policy) = (ways - 1, parts[0].policy);
-        let (asks, is_several) = asks(parts, last);
-        let decision = match is_several {
-            false => allocate::decide(&mut self.capacity.index, &asks, policy),
-            true => multi_gpu::decide(&mut self.capacity, &asks, policy),
-        };
-        match decision {
-            Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
-                None => Ways::Fits(last, decision),
-                Some(words) => Ways::Refused(parts[0].refused(Reason::Bound, words)),
-            },
-            Err(explanation) => {
-                let mut refused = self.explained(&parts[0], &explanation);
-                if ways > 1 {
-                    refused.words = format!("none of {ways} alternatives fits; the last {}", refused.words);
-                }
-                Ways::Refused(refused)
-            }
-        }
-    }
-
-    /// Where the parts are served in this way.
-    fn fits_in_way(&mut self, parts: &[Part], nth: usize) -> Option<Decision> {
-        let policy = parts[0].policy;
-        let (asks, is_several) = asks(parts, nth);
-        let decision = match is_several {
-            false => allocate::places(&mut self.capacity.index, &asks, policy)
-                .map(|placements| Decision { placements }),
-            true => multi_gpu::places(&mut self.capacity, &asks, policy),
-        };
-        decision.filter(|decision| self.beyond_bounds(parts, &decision.placements).is_none())
-    }
-
-    /// The first of the ways in which all of the parts can be served, and how. None: there is none, or there was nothing
-    /// left to spend before the last was tried.
-    pub(super) fn first_way(&mut self, parts: &[Part]) -> Option<(usize, Decision)> {
-        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
-        for nth in 0..ways {
-            if nth > 0 && !self.capacity.index.has_left() {
-                return None;
-            }
-            if let Some(decision) = self.fits_in_way(parts, nth) {
-                return Some((nth, decision));
-            }
-        }
-        None
-    }
-
     /// The ways to serve claims of a pod together, best first, the last claim's changing first.
     pub(in crate::controller) fn ways(&self, open: &[&Claim]) -> Result<Vec<Vec<Wants>>, String> {
-        let requests = |claim: &&Claim| match &claim.asks {
-            Asks::Shares(spec) => spec.requests.as_deref().unwrap_or_default().len(),
-            Asks::Unreadable(_) | Asks::Scheduler(_) => 0,
+        self.read_ways(open).0.map_err(|bad| bad.words)
+    }
+
+    /// The same, and what it cost to read, in ticks.
+    fn read_ways(&self, open: &[&Claim]) -> (Result<Vec<Vec<Wants>>, BadClaims>, u64) {
+        let spec = |claim: &&'_ Claim| match &claim.asks {
+            Asks::Shares(spec) => Some(Arc::clone(spec)),
+            Asks::Unreadable(_) | Asks::Scheduler(_) => None,
         };
-        let requests: usize = open.iter().map(requests).sum();
-        if requests > POD_REQUESTS_MAX {
-            return Err(format!(
-                "its claims have {requests} requests together; a pod is placed with at most {POD_REQUESTS_MAX}"
-            ));
+        let specs: Vec<_> = open.iter().filter_map(spec).collect();
+        let size = Size::of(specs.iter().map(Arc::as_ref));
+        // One with too many alternatives by itself has words of its own.
+        let alone = specs.iter().any(|spec| ways_of(spec) > WAYS_MAX);
+        let ways = if alone { 0 } else { size.ways };
+        if let Err(words) = (Size { ways, ..size }).check() {
+            return (Err(BadClaims { words, of: None }), size.counted);
         }
         let mut each = Vec::new();
         for claim in open {
             match &claim.asks {
-                Asks::Unreadable(words) if claim.is_planned() => return Err(words.clone()),
-                Asks::Unreadable(words) => return Err(format!("claim {}: {words}", claim.name())),
-                Asks::Shares(spec) => {
-                    let ways = wants(spec, self.view.classes());
-                    each.push(ways.map_err(|words| format!("claim {}: {words}", claim.name()))?);
+                Asks::Unreadable(words) => {
+                    let words = match claim.is_planned() {
+                        true => words.clone(),
+                        false => format!("claim {}: {words}", claim.name()),
+                    };
+                    return (Err(BadClaims { words, of: None }), size.counted + size.read);
                 }
+                Asks::Shares(spec) => match wants(spec, self.view.classes()) {
+                    Ok(ways) => each.push(ways),
+                    Err(words) => {
+                        let words = format!("claim {}: {words}", claim.name());
+                        // What a promise says may change.
+                        let of = (!claim.is_planned()).then_some(claim.key);
+                        return (Err(BadClaims { words, of }), size.counted + size.read);
+                    }
+                },
                 Asks::Scheduler(_) => {}
             }
         }
-        let ways = each.iter().map(Vec::len).fold(1, usize::saturating_mul);
-        if ways <= WAYS_MAX && ways.saturating_mul(requests) > POD_TRIES_MAX {
-            return Err(format!(
-                "its claims have {requests} requests in {ways} combinations of alternatives (firstAvailable); \
-                 {POD_TRIES_MAX} are the most of both multiplied: name fewer"
-            ));
-        }
-        combinations(&each).ok_or_else(|| {
-            format!("its claims have more than {WAYS_MAX} combinations of alternatives (firstAvailable); name fewer")
-        })
+        let ways = combinations(&each).ok_or_else(|| BadClaims {
+            words: format!("its claims have more than {WAYS_MAX} combinations of alternatives; name fewer"),
+            of: None,
+        });
+        (ways, size.counted + size.read)
     }
 
     /// None: nothing of the pod is to be decided now.
@@ -395,10 +293,14 @@ impl Core {
         let pods = if self.pods.has_place(uid) { 0 } else { pod.room.pods };
         let room = feasible::Resources { pods, ..pod.room };
         let way = |wants: Vec<Wants>| Ok(Way { shape: ask::shape(&wants, room)?, wants });
-        let ways: Result<Vec<Way>, String> =
-            self.ways(&open).and_then(|all| all.into_iter().map(way).collect());
+        let (ways, ticks) = self.read_ways(&open);
+        self.capacity.index.pay(ticks);
+        if let Err(BadClaims { words, of: Some(claim) }) = &ways {
+            self.purse.set_dear(*claim, words.clone());
+        }
+        let ways = ways.map_err(|claims| bad(claims.words))?;
+        let ways: Result<Vec<Way>, String> = ways.into_iter().map(way).collect();
         let ways = ways.map_err(bad)?;
-        let wants: usize = ways.iter().map(|way| way.shape.wants.len()).sum();
         let nodes = self.nodes(pod, &claims, barred, now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
@@ -406,7 +308,6 @@ impl Core {
             Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
         let claims = open.iter().map(|claim| claim.key).collect();
-        self.capacity.index.pay(WANT_TICKS.saturating_mul(wants as u64));
         Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
     }
 
@@ -462,6 +363,12 @@ impl Core {
     pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.clone());
         demands.map(|demands| self.barred_for(&demands)).unwrap_or_default()
+    }
+
+    /// Which nodes the pod is kept off is known.
+    fn is_judged(&self, pod: &PodUid) -> bool {
+        let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
+        demands.is_none_or(|demands| self.node_filter.knows(demands))
     }
 
     /// Where no pod with these demands can run.

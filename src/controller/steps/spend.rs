@@ -1,6 +1,9 @@
 //! What the units of a round spend of their namespaces' parts, and what their selectors choose.
 
+use std::collections::BTreeSet;
+
 use crate::allocate::Studied;
+use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::purse::BESIDE;
 use crate::controller::queue::{Turn, UnitKey};
@@ -10,13 +13,13 @@ use crate::model::claim::ClaimKey;
 
 impl Core {
     /// Before the first unit of a round is tried.
-    pub(in crate::controller) fn open_purse(&mut self, turns: &[Turn]) {
+    pub(in crate::controller) fn open_purse(&mut self, turns: &[Turn], now: Moment) {
         let epoch = self.capacity.epoch();
         let due = turns.iter().filter(|turn| turn.tried != Some(epoch));
         let namespaces = due.map(|turn| self.namespace_of(turn)).collect();
         let left_over =
             turns.iter().filter(|turn| turn.left_over).map(|turn| self.namespace_of(turn)).collect();
-        self.purse.open(&namespaces, left_over);
+        self.purse.open(&namespaces, left_over, now);
         self.purse.tidy(|unit| self.queue.has(unit));
         self.queue.nothing_left();
     }
@@ -29,6 +32,7 @@ impl Core {
         match self.purse.allowance(&namespace).filter(|_| !is_last) {
             Some(ticks) => {
                 self.queue.looked_at(&turn.key);
+                let ticks = self.purse.grant(&turn.key, ticks);
                 self.capacity.index.allow(ticks);
                 true
             }
@@ -52,8 +56,26 @@ impl Core {
         self.capacity.index.allow(BESIDE);
     }
 
+    /// When there is something to do again of what this round leaves: not before one of its namespaces may spend
+    /// something.
+    pub(in crate::controller) fn left_due(&self, now: Moment) -> Option<Moment> {
+        let mut namespaces = BTreeSet::new();
+        for unit in self.queue.left() {
+            let namespace = self.namespace_of_unit(unit);
+            if self.purse.owes_until(&namespace).is_none_or(|until| until <= now) {
+                return Some(now);
+            }
+            namespaces.insert(namespace);
+        }
+        namespaces.iter().filter_map(|namespace| self.purse.owes_until(namespace)).min()
+    }
+
     fn namespace_of(&self, turn: &Turn) -> String {
-        match &turn.key {
+        self.namespace_of_unit(&turn.key)
+    }
+
+    fn namespace_of_unit(&self, unit: &UnitKey) -> String {
+        match unit {
             UnitKey::Gang { namespace, .. } => namespace.clone(),
             UnitKey::Pod(uid) => self.view.pod(uid).map(|pod| pod.at.namespace.clone()).unwrap_or_default(),
         }

@@ -207,7 +207,7 @@ fn with_alternatives(cluster: &mut Cluster, namespace: &str, name: &str, amounts
 #[test]
 fn alternatives_that_a_round_does_not_come_to_are_tried_in_the_next() {
     let mut cluster = cluster(8);
-    cluster.core.purse.bound(2_400);
+    cluster.core.purse.bound(4_200);
     let last_fits = ["500Gi", "501Gi", "502Gi", "503Gi", "504Gi", "505Gi", "506Gi", "1Gi"];
     with_alternatives(&mut cluster, "a", "many", &last_fits);
     with_alternatives(&mut cluster, "c", "none", &last_fits[..7]);

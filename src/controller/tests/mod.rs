@@ -22,6 +22,7 @@ mod preempting_fair;
 mod preempting_limits;
 mod preempting_told;
 mod preempting_whole;
+mod prices;
 mod room;
 mod scenes;
 mod told;

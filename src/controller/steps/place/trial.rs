@@ -1,0 +1,228 @@
+//! How a unit is tried: all of its pods together, in each way to serve them; if that is in vain and fewer may start, as few
+//! of those that fit somewhere. A trial that spends all that it may stops, and the next round goes on there.
+
+use std::collections::BTreeSet;
+
+use super::{Part, Refused, those};
+use crate::allocate::{self, Decision, Explanation, PodAsk, Shortage};
+use crate::controller::core::Core;
+use crate::controller::purse::{EachPod, Step};
+use crate::controller::queue::{Together, Turn};
+use crate::controller::recorder::Reason;
+use crate::controller::{Moment, ask, multi_gpu};
+use crate::model::names::PodUid;
+
+/// What the parts ask the allocator for in one of their ways, and whether a claim wants several GPUs.
+fn asks(parts: &[Part], nth: usize) -> (Vec<PodAsk>, bool) {
+    let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
+    let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
+    let is_several = asks.iter().any(|ask| ask::is_several(&ask.shape));
+    (asks, is_several)
+}
+
+/// What came of trying the ways to serve the pods of a unit.
+enum Ways {
+    /// Which of the ways, and where.
+    Fits(usize, Decision),
+    Refused(Refused),
+    /// What its namespace may spend is spent: the way that is next.
+    Spent(usize),
+}
+
+/// What came of a step of a unit's trial.
+enum Trial {
+    /// In which of the ways, and where.
+    Fits(usize, Decision),
+    Refused(Refused),
+    Next(Step),
+    /// What its namespace may spend is spent: the step that is next.
+    Spent(Step),
+}
+
+impl Core {
+    /// True if the unit was placed, false if there is nothing to decide now, or not all of it in this round.
+    pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
+        let Some(mut parts) = self.ready_parts(turn, now)? else { return Ok(false) };
+        let (mut step, mut had_all) = self.purse.resume(&turn.key);
+        let begun = step.clone();
+        loop {
+            let trial = match step {
+                Step::All(from) => self.try_all(turn, &parts, from, had_all),
+                Step::Each(each) => self.try_each(turn, &parts, each, had_all),
+                Step::Fewest(fitting, from) => {
+                    parts = self.fewest(turn, parts, &fitting);
+                    self.try_fewest(&parts, fitting, from, had_all)
+                }
+            };
+            match trial {
+                Trial::Fits(nth, decision) => {
+                    self.adopt_places(turn, &parts, nth, &decision.placements, now);
+                    return Ok(true);
+                }
+                Trial::Refused(refused) => return Err(refused),
+                Trial::Next(next) => (step, had_all) = (next, false),
+                Trial::Spent(next) => {
+                    let again = next == begun;
+                    self.purse.stop(&turn.key, next, again);
+                    self.queue.leave(&turn.key, true);
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
+    /// All parts together, from this of their ways on. `had_all`: there will never be more to spend for it.
+    fn try_all(&mut self, turn: &Turn, parts: &[Part], from: usize, had_all: bool) -> Trial {
+        let found = match self.check_bounds(parts) {
+            Ok(()) => self.try_ways(parts, from, had_all),
+            Err(refused) => Ways::Refused(refused),
+        };
+        let refused = match found {
+            Ways::Fits(nth, decision) => return Trial::Fits(nth, decision),
+            Ways::Spent(nth) => return Trial::Spent(Step::All(nth)),
+            Ways::Refused(refused) => refused,
+        };
+        match self.least(turn, parts) {
+            Some(least) if least.len() < parts.len() => {
+                let refused = (refused.pod, refused.reason, refused.words);
+                let (tried, fitting) = (BTreeSet::new(), BTreeSet::new());
+                Trial::Next(Step::Each(EachPod { tried, fitting, refused }))
+            }
+            _ => Trial::Refused(refused),
+        }
+    }
+
+    /// Of parts that cannot be placed all together those that fit somewhere by themselves.
+    fn try_each(&mut self, turn: &Turn, parts: &[Part], mut each: EachPod, mut had_all: bool) -> Trial {
+        for part in parts {
+            if each.tried.contains(&part.pod) {
+                continue;
+            }
+            if !had_all && !self.capacity.index.has_left() {
+                return Trial::Spent(Step::Each(each));
+            }
+            let fits = self.first_way(std::slice::from_ref(part)).is_some();
+            if !fits && !had_all && self.capacity.index.spent().1 {
+                return Trial::Spent(Step::Each(each));
+            }
+            had_all = false;
+            each.tried.insert(part.pod.clone());
+            each.fitting.extend(fits.then(|| part.pod.clone()));
+        }
+        let fitting: Vec<usize> =
+            (0..parts.len()).filter(|at| each.fitting.contains(&parts[*at].pod)).collect();
+        let there: Vec<&Part> = fitting.iter().map(|at| &parts[*at]).collect();
+        match self.least_of(turn, &there) {
+            Some(_) => Trial::Next(Step::Fewest(each.fitting, 0)),
+            None => {
+                let (pod, reason, words) = each.refused;
+                Trial::Refused(Refused { pod, reason, words })
+            }
+        }
+    }
+
+    /// As few of these as start together; none if some of them have gone, and there are too few.
+    fn fewest(&self, turn: &Turn, parts: Vec<Part>, fitting: &BTreeSet<PodUid>) -> Vec<Part> {
+        let fitting: Vec<usize> = (0..parts.len()).filter(|at| fitting.contains(&parts[*at].pod)).collect();
+        let parts = those(parts, &fitting);
+        match self.least(turn, &parts) {
+            Some(least) => those(parts, &least),
+            None => Vec::new(),
+        }
+    }
+
+    /// These parts together, from this of their ways on.
+    fn try_fewest(&mut self, parts: &[Part], fitting: BTreeSet<PodUid>, from: usize, had_all: bool) -> Trial {
+        if parts.is_empty() {
+            // Its pods are others now.
+            return Trial::Spent(Step::All(0));
+        }
+        if let Err(refused) = self.check_bounds(parts) {
+            return Trial::Refused(refused);
+        }
+        match self.try_ways(parts, from, had_all) {
+            Ways::Fits(nth, decision) => Trial::Fits(nth, decision),
+            Ways::Refused(refused) => Trial::Refused(refused),
+            Ways::Spent(nth) => Trial::Spent(Step::Fewest(fitting, nth)),
+        }
+    }
+
+    /// Which of the parts are to be placed together at least, by their places in the list. None: too few of the pods can
+    /// be placed now.
+    pub(in crate::controller::steps) fn least(&self, turn: &Turn, parts: &[Part]) -> Option<Vec<usize>> {
+        self.least_of(turn, &parts.iter().collect::<Vec<_>>())
+    }
+
+    fn least_of(&self, turn: &Turn, parts: &[&Part]) -> Option<Vec<usize>> {
+        let Together::AtLeast(need) = &turn.together else { return Some((0..parts.len()).collect()) };
+        let of = |part: &&Part| self.view.pod(&part.pod).and_then(|pod| pod.gang()?.part.as_deref());
+        let there: Vec<Option<&str>> = parts.iter().map(of).collect();
+        need.choose(&there)
+    }
+
+    /// Tries the ways in which all of the parts can be served, from this one on, as long as there is something left to
+    /// spend. `had_all`: a way that takes more than what is allowed now is given up.
+    fn try_ways(&mut self, parts: &[Part], from: usize, mut had_all: bool) -> Ways {
+        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        let from = if from < ways { from } else { 0 };
+        for nth in from..ways - 1 {
+            if let Some(decision) = self.fits_in_way(parts, nth) {
+                return Ways::Fits(nth, decision);
+            }
+            if self.capacity.index.spent().1 && !had_all {
+                return Ways::Spent(nth);
+            }
+            had_all = false;
+            if !self.capacity.index.has_left() {
+                return Ways::Spent(nth + 1);
+            }
+        }
+        let (last, policy) = (ways - 1, parts[0].policy);
+        let (asks, is_several) = asks(parts, last);
+        let decision = match is_several {
+            false => allocate::decide(&mut self.capacity.index, &asks, policy),
+            true => multi_gpu::decide(&mut self.capacity, &asks, policy),
+        };
+        match decision {
+            Err(Explanation { shortage: Shortage::Unsearched { .. }, .. }) if !had_all => Ways::Spent(last),
+            Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
+                None => Ways::Fits(last, decision),
+                Some(words) => Ways::Refused(parts[0].refused(Reason::Bound, words)),
+            },
+            Err(explanation) => {
+                let mut refused = self.explained(&parts[0], &explanation);
+                if ways > 1 {
+                    refused.words = format!("none of {ways} alternatives fits; the last {}", refused.words);
+                }
+                Ways::Refused(refused)
+            }
+        }
+    }
+
+    /// Where the parts are served in this way.
+    fn fits_in_way(&mut self, parts: &[Part], nth: usize) -> Option<Decision> {
+        let policy = parts[0].policy;
+        let (asks, is_several) = asks(parts, nth);
+        let decision = match is_several {
+            false => allocate::places(&mut self.capacity.index, &asks, policy)
+                .map(|placements| Decision { placements }),
+            true => multi_gpu::places(&mut self.capacity, &asks, policy),
+        };
+        decision.filter(|decision| self.beyond_bounds(parts, &decision.placements).is_none())
+    }
+
+    /// The first of the ways in which all of the parts can be served, and how. None: there is none, or there was nothing
+    /// left to spend before all was tried.
+    pub(in crate::controller::steps) fn first_way(&mut self, parts: &[Part]) -> Option<(usize, Decision)> {
+        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        for nth in 0..ways {
+            if nth > 0 && !self.capacity.index.goes_on() {
+                return None;
+            }
+            if let Some(decision) = self.fits_in_way(parts, nth) {
+                return Some((nth, decision));
+            }
+        }
+        None
+    }
+}
