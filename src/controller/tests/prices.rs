@@ -166,7 +166,9 @@ fn a_gang_is_tried_pod_by_pod_as_far_as_each_round_goes() {
     cluster.settle(LONG);
     let why = waits_because(&cluster, "h0-0");
     assert!(
-        why.contains("for 9 requests; each fits somewhere, but no node has room for all at once"),
+        why.contains(
+            "for 9 requests; each fits somewhere, but no node was found that has room for all at once"
+        ),
         "{why}"
     );
     assert!(cluster.place("victim").is_some());
