@@ -69,6 +69,10 @@ pub struct NodeArgs {
     pub sharing: SharingArgs,
     #[command(flatten)]
     pub watchdog: WatchdogArgs,
+    /// What is done while a process of a pod has a whole GPU or MIG device open and no claim on it: withhold (no claim gets
+    /// the device), warn or off [default: withhold].
+    #[arg(long, env = "TRANCHE_OPEN_DESCRIPTORS", hide_env_values = true)]
+    pub open_descriptors: Option<String>,
     /// Whether the metrics of claims are served under the names of NVIDIA's DCGM exporter as well, at /metrics/dcgm: on
     /// or off [default: off].
     #[arg(long, env = "TRANCHE_DCGM_METRICS", hide_env_values = true)]

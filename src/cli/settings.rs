@@ -17,7 +17,9 @@ use crate::model::names::{DRIVER, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::DaemonScope;
 use crate::mps::config::{MpsSettings, Timing};
-use crate::node::config::{HostPaths, NodeLabels, NodeSettings, Pod, Roots, Watchdog, WatchdogAction};
+use crate::node::config::{
+    HostPaths, NodeLabels, NodeSettings, OpenDescriptors, Pod, Roots, Watchdog, WatchdogAction,
+};
 use crate::ops::addresses::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
 use crate::sharing::{CLIENT_SLOTS, DefaultRequest, GpuSelector, SharingPolicy, ShmScope};
@@ -190,6 +192,7 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         sweep_interval,
         sharing,
         watchdog,
+        open_descriptors,
         dcgm_metrics,
         node_labels,
         mig_on_demand,
@@ -208,6 +211,12 @@ pub fn node(args: NodeArgs) -> Result<NodeSettings, BadSettings> {
         sweep_interval: reader.parsed("--sweep-interval", sweep_interval, INTERVAL, interval),
         sharing: reader.sharing(sharing),
         watchdog: reader.watchdog(watchdog),
+        open_descriptors: reader.parsed(
+            "--open-descriptors",
+            open_descriptors,
+            OpenDescriptors::default(),
+            descriptors,
+        ),
         dcgm_metrics: reader.parsed("--dcgm-metrics", dcgm_metrics, false, on_or_off),
         labels: reader.parsed("--node-labels", node_labels, NodeLabels::Off, labels),
         mig_on_demand: reader.parsed("--mig-on-demand", mig_on_demand, Vec::new(), selectors),
@@ -413,6 +422,15 @@ fn labels(text: &str) -> Result<NodeLabels, String> {
         "off" => Ok(NodeLabels::Off),
         "remove" => Ok(NodeLabels::Remove),
         _ => Err(format!("{text:?} is not known; write on, off or remove")),
+    }
+}
+
+fn descriptors(text: &str) -> Result<OpenDescriptors, String> {
+    match text {
+        "withhold" => Ok(OpenDescriptors::Withhold),
+        "warn" => Ok(OpenDescriptors::Warn),
+        "off" => Ok(OpenDescriptors::Off),
+        _ => Err(format!("{text:?} is not known; write withhold, warn or off")),
     }
 }
 

@@ -52,7 +52,7 @@ pub enum NodeError {
 }
 
 /// Majors and minors, fixed by the driver.
-const NVIDIA_MAJOR: u32 = 195;
+pub const NVIDIA_MAJOR: u32 = 195;
 const CONTROL_MINOR: u32 = 255;
 const MODESET_MINOR: u32 = 254;
 

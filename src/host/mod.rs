@@ -14,6 +14,7 @@ pub mod durable;
 pub mod lock;
 mod managed;
 pub mod memory;
+mod open_devices;
 pub mod process;
 pub mod program;
 
@@ -23,6 +24,7 @@ use std::path::Path;
 pub use durable::Durability;
 pub use lock::{FileLock, LockError};
 pub use managed::ManagedMemory;
+pub use open_devices::{DeviceNumber, FileLook, OpenDevices};
 pub use process::{End, EndError, LocalProcesses, PidNamespace, Processes};
 pub use program::ProgramError;
 

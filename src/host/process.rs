@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use super::cgroup::{self, ProcessOwner};
 use super::managed::{self, ManagedMemory};
+use super::open_devices::{self, FileLook};
 use crate::model::names::PodUid;
 use crate::model::process::ProcessKey;
 
@@ -41,6 +42,9 @@ pub trait Processes: Send + Sync + 'static {
 
     /// All processes that are some pod's, by pod, PIDs in order.
     fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>>;
+
+    /// Looks for processes of pods that have devices open; [`FileLook::found`] has them. May never return.
+    fn look_at_files(&self, look: &FileLook);
 
     /// Are the processes of the whole node shown here? If not, one that is missing proves nothing.
     fn are_all_shown(&self) -> bool;
@@ -113,8 +117,13 @@ impl LocalProcesses {
         std::fs::read_dir(self.path(pid, "task")).is_ok_and(|tasks| tasks.count() > 1)
     }
 
+    /// The GPUs are, and no driver opens their device nodes.
+    pub(super) fn are_simulated(&self) -> bool {
+        self.nvml_pids == PidNamespace::Own
+    }
+
     /// What is read below the root must be about the processes that a signal reaches.
-    fn numbers_as_we_do(&self) -> bool {
+    pub(super) fn numbers_as_we_do(&self) -> bool {
         let own = std::fs::read_link(self.root.join("self"));
         own.is_ok_and(|own| own.to_str() == Some(std::process::id().to_string().as_str()))
     }
@@ -177,6 +186,10 @@ impl Processes for LocalProcesses {
         }
         found.values_mut().for_each(|pids| pids.sort_unstable());
         Ok(found)
+    }
+
+    fn look_at_files(&self, look: &FileLook) {
+        open_devices::look_at_files(self, look)
     }
 
     fn are_all_shown(&self) -> bool {

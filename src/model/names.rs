@@ -246,6 +246,12 @@ impl DeviceName {
         if id == 0 { self } else { Self(format!("{}-{id}", self.0)) }
     }
 
+    /// Of the name of a whole GPU: its minor number.
+    pub fn minor(&self) -> Option<u32> {
+        let minor = self.0.strip_prefix("gpu-")?.parse().ok()?;
+        (Self::whole(minor) == *self).then_some(minor)
+    }
+
     /// The name of the board that the MIG device of this name is of. None: it is no MIG device's.
     pub fn board(&self) -> Option<Self> {
         let (board, _) = self.0.split_once("-mig-")?;

@@ -248,6 +248,7 @@ impl Executor {
             }
         };
         let whole = Intent { pods: intent.pods, ..plan.intent };
+        self.check_unopened(&plan.exclusive, &whole)?;
         let key = whole.key();
         self.store.replace(held, whole.clone(), Phase::Applying(made))?;
         for (index, step) in whole.steps.iter().enumerate().skip(made) {

@@ -25,6 +25,7 @@ pub struct NodeSettings {
     pub sweep_interval: Duration,
     pub sharing: SharingPolicy,
     pub watchdog: Watchdog,
+    pub open_descriptors: OpenDescriptors,
     /// Serve the claims' metrics under DCGM's names, too.
     pub dcgm_metrics: bool,
     pub labels: NodeLabels,
@@ -44,6 +45,18 @@ pub enum NodeLabels {
     On,
     /// Those that we have set go.
     Remove,
+}
+
+/// What is done about a process of a pod that has a GPU open and no claim on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OpenDescriptors {
+    /// Nobody looks.
+    Off,
+    /// It is told, and the GPU is given all the same.
+    Warn,
+    /// The GPU is given to nobody.
+    #[default]
+    Withhold,
 }
 
 /// How claims' memory is watched.

@@ -165,6 +165,7 @@ impl Executor {
         let devices = match planned {
             Planned::Ready(plan) => {
                 if !same {
+                    self.check_unopened(&plan.exclusive, &plan.intent)?;
                     self.be_whole(&plan.intent, gpus)?;
                 }
                 self.carry_out(held, &plan.intent, &plan.cdi, same)?;
@@ -394,7 +395,7 @@ impl Executor {
             // Its undoing tells why, and the record stays because of it.
             return None;
         }
-        self.holders.hold(record, cause)
+        self.holders.hold(record, cause, &self.watchers(&record.gpus()))
     }
 
     /// True if the claim's record is the one that was judged before its lanes were taken.

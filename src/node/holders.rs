@@ -5,19 +5,24 @@
 //! claim's ledger record; the processes are those in the pods' control groups, the pause process among them. The
 //! container edits are removed before the processes are listed, so that no new container gets the device meanwhile.
 //!
+//! A process can hand a descriptor of a device to one of another pod, which goes on using it. So a whole GPU is free only
+//! when no other pod has its device node open either, and a device that is a claim's alone is given only then.
+//!
 //! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
 //! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share taints its board only if
 //! its claim was taken away, not if kubelet has ended its pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::host::Processes;
+use super::file_looks::{ByPod, FileLooks, Openers};
 use crate::host::cgroup::ProcessOwner;
+use crate::host::device_nodes::NVIDIA_MAJOR;
+use crate::host::{DeviceNumber, Processes};
 use crate::inventory::FaultLocation;
 use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey};
 use crate::model::claim::{ClaimRef, PodRef};
@@ -34,6 +39,16 @@ pub struct Holder {
     /// Its name is empty where only its control group is known.
     pub pod: PodRef,
     pub pids: Vec<u32>,
+    pub hold: Hold,
+}
+
+/// Why a pod's processes keep a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// The pod had it by the claim, and they run.
+    Runs,
+    /// They have it open, without a claim on it.
+    HasOpen,
 }
 
 /// A claim whose devices are not free, though nobody should have them any more.
@@ -58,11 +73,10 @@ pub enum ReleaseCause {
     Anew,
 }
 
-type ByPod = BTreeMap<PodUid, Vec<u32>>;
-
 /// Looks at the node's processes, and keeps what is withheld.
 pub struct Holders {
     processes: Arc<dyn Processes>,
+    files: FileLooks,
     own_pod: Option<PodUid>,
     /// One look serves all who asked before it began.
     last: Mutex<Option<(Instant, Arc<ByPod>)>>,
@@ -70,9 +84,9 @@ pub struct Holders {
 }
 
 impl Holders {
-    pub fn new(processes: Arc<dyn Processes>, own_pod: Option<PodUid>) -> Self {
+    pub fn new(processes: Arc<dyn Processes>, own_pod: Option<PodUid>, files: FileLooks) -> Self {
         let withheld = watch::Sender::new(BTreeMap::new());
-        Self { processes, own_pod, last: Mutex::default(), withheld }
+        Self { processes, files, own_pod, last: Mutex::default(), withheld }
     }
 
     /// The pods among these that have processes. Blocks its thread.
@@ -84,16 +98,64 @@ impl Holders {
             return Ok(Vec::new());
         }
         let now = self.look()?;
-        let holder = |pod: &PodRef| Some(Holder { pod: pod.clone(), pids: now.get(&pod.uid)?.clone() });
+        let holder = |pod: &PodRef| {
+            Some(Holder { pod: pod.clone(), pids: now.get(&pod.uid)?.clone(), hold: Hold::Runs })
+        };
         Ok(pods.iter().filter_map(holder).collect())
     }
 
-    fn look(&self) -> Result<Arc<ByPod>, String> {
-        if !self.processes.are_all_shown() {
-            let words = "the node's processes cannot be seen from here; give the plugin the host's PID \
-                         namespace (hostPID: true)";
-            return Err(words.to_owned());
+    /// The pods, but ours and these, that have one of these devices open and were not let administrate the node. Blocks
+    /// its thread while all open files of the other pods are looked at ([`FileLooks`]).
+    ///
+    /// # Errors
+    /// In words, if nobody can look.
+    pub fn openers(
+        &self,
+        devices: &BTreeSet<DeviceNumber>,
+        rightful: &[PodRef],
+        among: Option<&[Holder]>,
+    ) -> Result<Openers, String> {
+        if devices.is_empty() || !self.files.is_on() {
+            return Ok(Openers::new());
         }
+        let mut pods = match among {
+            None => (*self.look()?).clone(),
+            Some(known) => known.iter().map(|one| (one.pod.uid.clone(), one.pids.clone())).collect(),
+        };
+        pods.retain(|pod, _| {
+            Some(pod) != self.own_pod.as_ref() && !rightful.iter().any(|known| known.uid == *pod)
+        });
+        self.files.openers(pods, devices)
+    }
+
+    /// The same, of a device that is to be free. Who could not look keeps nobody off it. Of a device that is withheld those
+    /// are looked at first who had it open the last time.
+    fn openers_of(&self, key: &RecordKey, devices: &[HeldDevice], rightful: &[PodRef]) -> Vec<Holder> {
+        let numbers = whole_gpus(devices);
+        let known = self.withheld_of(key).and_then(|before| before.by.ok()).unwrap_or_default();
+        let known: Vec<_> = known.into_iter().filter(|one| one.hold == Hold::HasOpen).collect();
+        let look = |among: Option<&[Holder]>| match self.openers(&numbers, rightful, among) {
+            Ok(found) => holders_of(found),
+            Err(problem) => {
+                tracing::warn!(
+                    problem,
+                    "who else has a GPU open cannot be told, and it is given all the same"
+                );
+                Vec::new()
+            }
+        };
+        let still = if known.is_empty() { Vec::new() } else { look(Some(&known)) };
+        if still.is_empty() { look(None) } else { still }
+    }
+
+    fn check_shown(&self) -> Result<(), String> {
+        let words = "the node's processes cannot be seen from here; give the plugin the host's PID namespace \
+                     (hostPID: true)";
+        if self.processes.are_all_shown() { Ok(()) } else { Err(words.to_owned()) }
+    }
+
+    fn look(&self) -> Result<Arc<ByPod>, String> {
+        self.check_shown()?;
         let asked = Instant::now();
         // What a panic leaves behind is an older look.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,15 +185,20 @@ impl Holders {
         pods
     }
 
-    /// What keeps a record's devices from being free; none: nothing does.
-    pub fn hold(&self, record: &Record, cause: ReleaseCause) -> Option<Withheld> {
+    /// What keeps a record's devices from being free; none: nothing does. `rightful`: pods that have the devices by other
+    /// claims.
+    pub fn hold(&self, record: &Record, cause: ReleaseCause, rightful: &[PodRef]) -> Option<Withheld> {
         let devices = record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin);
         let devices: Vec<_> = devices.cloned().collect();
         if devices.is_empty() || cause == ReleaseCause::Anew {
             return None;
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
-        match self.of(&record.intent.pods) {
+        let by = self.of(&record.intent.pods).and_then(|by| match by.is_empty() {
+            true => Ok(self.openers_of(&key, &devices, rightful)),
+            false => Ok(by),
+        });
+        match by {
             Ok(by) if by.is_empty() => None,
             Err(problem) if cause == ReleaseCause::Kubelet => {
                 tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
@@ -193,8 +260,12 @@ impl fmt::Display for Holder {
             write!(f, " and {} more", self.pids.len() - NAMED)?;
         }
         match self.pod.name.as_str() {
-            "" => write!(f, " of pod {}", self.pod.uid),
-            _ => write!(f, " of pod {}", self.pod),
+            "" => write!(f, " of pod {}", self.pod.uid)?,
+            _ => write!(f, " of pod {}", self.pod)?,
+        }
+        match self.hold {
+            Hold::Runs => Ok(()),
+            Hold::HasOpen => write!(f, ", which has it open without a claim on it"),
         }
     }
 }
@@ -218,12 +289,34 @@ impl Withheld {
             Ok(by) => by,
             Err(problem) => return problem.clone(),
         };
-        let mut words: Vec<_> = by.iter().take(NAMED).map(Holder::to_string).collect();
-        if by.len() > NAMED {
-            words.push(format!("processes of {} more pods", by.len() - NAMED));
-        }
-        words.join("; ")
+        listed(by)
     }
+}
+
+/// In words, of many the first.
+pub(super) fn listed(by: &[Holder]) -> String {
+    let mut words: Vec<_> = by.iter().take(NAMED).map(Holder::to_string).collect();
+    if by.len() > NAMED {
+        words.push(format!("processes of {} more pods", by.len() - NAMED));
+    }
+    words.join("; ")
+}
+
+/// Of pods of which nothing but the control group is known.
+pub(super) fn holders_of(found: Openers) -> Vec<Holder> {
+    let of = |uid| PodRef { namespace: String::new(), name: String::new(), uid };
+    let holder = |(pod, pids): (PodUid, BTreeMap<u32, _>)| Holder {
+        pod: of(pod),
+        pids: pids.into_keys().collect(),
+        hold: Hold::HasOpen,
+    };
+    found.into_iter().map(holder).collect()
+}
+
+/// The device nodes of the whole GPUs among these, by the minor numbers in their names.
+fn whole_gpus(devices: &[HeldDevice]) -> BTreeSet<DeviceNumber> {
+    let whole = devices.iter().filter(|held| held.mode == HoldMode::Whole);
+    whole.filter_map(|held| Some((NVIDIA_MAJOR, held.answer.device.minor()?))).collect()
 }
 
 /// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told. The share of a pod that
@@ -270,13 +363,15 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::host::{End, EndError, ManagedMemory};
+    use crate::host::{End, EndError, FileLook, ManagedMemory};
     use crate::ledger::Phase;
     use crate::model::process::ProcessKey;
+    use crate::node::config::OpenDescriptors;
+    use crate::node::metrics::FileLookCounts;
 
     fn holder(name: &str, pids: &[u32]) -> Holder {
         let pod = PodRef { namespace: "team".into(), name: name.into(), uid: "uid".into() };
-        Holder { pod, pids: pids.to_vec() }
+        Holder { pod, pids: pids.to_vec(), hold: Hold::Runs }
     }
 
     /// Processes of one pod, or of a node that cannot be seen.
@@ -305,6 +400,7 @@ mod tests {
             self.looks.fetch_add(1, Ordering::SeqCst);
             Ok(BTreeMap::from([("uid".into(), vec![7])]))
         }
+        fn look_at_files(&self, _: &FileLook) {}
         fn are_all_shown(&self) -> bool {
             self.shown
         }
@@ -314,6 +410,11 @@ mod tests {
         fn end(&self, _: ProcessKey) -> Result<End, EndError> {
             Ok(End::Gone)
         }
+    }
+
+    fn holders(processes: &Arc<Fake>, own: Option<PodUid>) -> Holders {
+        let files = FileLooks::new(processes.clone(), OpenDescriptors::Withhold, FileLookCounts::default());
+        Holders::new(processes.clone(), own, files)
     }
 
     fn record(mode: HoldMode, pod: &str) -> Record {
@@ -326,27 +427,27 @@ mod tests {
     #[test]
     fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
         let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0) });
-        let holders = Holders::new(processes.clone(), Some("ours".into()));
+        let holders = holders(&processes, Some("ours".into()));
         for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
-            let held = holders.hold(&record(HoldMode::Whole, "uid"), cause).unwrap();
+            let held = holders.hold(&record(HoldMode::Whole, "uid"), cause, &[]).unwrap();
             assert_eq!(held.holders(), "process 7 of pod team/p (uid)");
-            assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause), None);
-            assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause), None, "it holds nothing");
+            assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause, &[]), None);
+            assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause, &[]), None, "it holds nothing");
         }
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew), None);
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew, &[]), None);
         assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
         let looks = processes.looks.load(Ordering::SeqCst);
         let mut none = record(HoldMode::Whole, "uid");
         none.intent.pods.clear();
-        assert_eq!(holders.hold(&none, ReleaseCause::Api), None);
+        assert_eq!(holders.hold(&none, ReleaseCause::Api, &[]), None);
         assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
     }
 
     #[test]
     fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
-        let holders = Holders::new(Arc::new(Fake { shown: false, looks: AtomicUsize::new(0) }), None);
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet), None);
-        let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api).unwrap();
+        let holders = holders(&Arc::new(Fake { shown: false, looks: AtomicUsize::new(0) }), None);
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
+        let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
         assert!(held.holders().contains("hostPID"), "{held}");
         assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
     }
@@ -355,6 +456,8 @@ mod tests {
     fn holders_are_named_with_their_numbers_and_not_without_end() {
         assert_eq!(holder("train-0", &[7]).to_string(), "process 7 of pod team/train-0 (uid)");
         assert_eq!(holder("", &[7, 8]).to_string(), "processes 7, 8 of pod uid");
+        let stranger = Holder { hold: Hold::HasOpen, ..holder("", &[7]) };
+        assert_eq!(stranger.to_string(), "process 7 of pod uid, which has it open without a claim on it");
         let many: Vec<u32> = (1..=500).collect();
         let words = holder("train-0", &many).to_string();
         assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");

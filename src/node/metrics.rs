@@ -87,6 +87,15 @@ impl MetricConstructor<Histogram> for OperationHistogram {
     }
 }
 
+/// What was seen of the files of pods that have no claim on a GPU. Clones count into the same metrics.
+#[derive(Debug, Clone, Default)]
+pub struct FileLookCounts {
+    /// Looks that found a device open or mapped.
+    pub strangers: Counter,
+    /// Pods not all of whose files were looked at.
+    pub unfinished: Counter,
+}
+
 /// What the node process counts. Clones count into the same metrics.
 #[derive(Debug, Clone)]
 pub struct NodeMetrics {
@@ -110,6 +119,8 @@ pub struct NodeMetrics {
     pub mig_mode_switch_failures: Counter,
     /// Claims that are not allocated any more, and whose devices are held by processes.
     pub withheld_claims: Gauge,
+    /// Looks at the files of pods.
+    pub file_looks: FileLookCounts,
     /// Claims that were refused because somebody else holds the device.
     pub refused_double_allocations: Counter,
     /// Events that the API server did not get.
@@ -177,6 +188,7 @@ impl NodeMetrics {
             mig_creation_failures: Counter::default(),
             mig_mode_switches: Counter::default(),
             mig_mode_switch_failures: Counter::default(),
+            file_looks: FileLookCounts::default(),
             refused_double_allocations: Counter::default(),
             dropped_events: Counter::default(),
             status_writes: Counter::default(),
@@ -211,6 +223,16 @@ impl NodeMetrics {
             "withheld_claims",
             "Claims that are not allocated any more, and whose devices are held by processes",
             self.withheld_claims.clone(),
+        );
+        registry.register(
+            "open_device_findings",
+            "Looks that found a whole GPU or MIG device open in a pod that has no claim on it",
+            self.file_looks.strangers.clone(),
+        );
+        registry.register(
+            "unfinished_file_looks",
+            "Pods not all of whose open files were looked at, at each look: they have too many, or hold the look up",
+            self.file_looks.unfinished.clone(),
         );
         registry.register(
             "mig_creation_failures",

@@ -19,6 +19,7 @@ use super::config::{NodeLabels, NodeSettings, Roots};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
 use super::failure_file::FailureFile;
+use super::file_looks::FileLooks;
 use super::holders::Holders;
 use super::labels::LabelKeeper;
 use super::lanes::Lanes;
@@ -86,7 +87,7 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     let mut registry = metrics::registry();
     let metrics = NodeMetrics::register(&mut registry);
 
-    let ledger = open_ledger(&settings)?;
+    let ledger = open_ledger(&settings, &metrics)?;
     let api = Arc::new(connect(&settings).await?);
     let cluster: Arc<dyn Cluster> = api.clone();
     let discovered = discover(&settings, &ledger.executor, &mut tasks, looked);
@@ -162,7 +163,7 @@ struct Ledger {
     executor: Arc<Executor>,
 }
 
-fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
+fn open_ledger(settings: &NodeSettings, metrics: &NodeMetrics) -> Result<Ledger, NodeError> {
     let paths = &settings.host;
     let lanes_dir = paths.state_dir.join("lanes");
     for folder in [&lanes_dir, &paths.cdi_dir] {
@@ -183,6 +184,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         FailureFile::new(host.clone(), paths.state_dir.clone(), boot.clone()),
         modes,
     );
+    let files = FileLooks::new(processes(settings), settings.open_descriptors, metrics.file_looks.clone());
     let executor = Executor {
         node: settings.node_name.clone(),
         pool: PoolName::Published(settings.node_name.clone()),
@@ -193,7 +195,7 @@ fn open_ledger(settings: &NodeSettings) -> Result<Ledger, NodeError> {
         driver: DriverRootCache::new(driver_root(&settings.roots, &paths.proc_root)),
         daemons: Arc::new(Client::new(&paths.mps_dir)),
         mig,
-        holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new)),
+        holders: Holders::new(processes(settings), settings.pod_uid.as_deref().map(PodUid::new), files),
         sharing: settings.sharing.clone(),
         mps_dir: paths.mps_dir.display().to_string(),
     };

@@ -16,7 +16,7 @@ mod targets;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{Facts, Plan, nodes, plan, to_make};
+pub use plan::{ExclusiveDevice, Facts, Plan, nodes, plan, to_make};
 pub use share::as_recorded;
 pub use targets::{Site, Target, is_carved_over, targets};
 
@@ -67,6 +67,11 @@ pub enum Refusal {
          Once these processes have ended kubelet's next attempt succeeds"
     )]
     Withheld { device: DeviceName, holder: ClaimRef, by: String },
+    #[error(
+        "device {device} is not free yet: it is held by {by}. Once these processes have ended kubelet's next attempt succeeds. If they \
+         only watch the GPU, give their pods a claim with adminAccess, or set node.openDescriptors=warn"
+    )]
+    Open { device: DeviceName, by: String },
     #[error(
         "the share of device {device} finds no room beside a share that is not free yet: claim {holder} has ended \
          or was taken away, but its share is held: {by}. Once these processes have ended kubelet tries again"

@@ -1,12 +1,12 @@
 //! Second half: from checked targets to a plan that holds every choice.
 
 use super::{Refusal, Site, Target, carved, mps};
-use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DriverFiles};
+use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DeviceNodes, DriverFiles, Node};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Standing, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::gpu::{Device, MigMode};
 use crate::model::mig::{MadeMig, MigPlace};
-use crate::model::names::BootId;
+use crate::model::names::{BootId, DeviceName};
 use crate::params::{Interval, Sharing};
 
 /// All that will be done for a claim, decided.
@@ -16,6 +16,15 @@ pub struct Plan {
     pub intent: Intent,
     /// The file that step `WriteCdi` writes.
     pub cdi: CdiFile,
+    /// What of it must be open nowhere else.
+    pub exclusive: Vec<ExclusiveDevice>,
+}
+
+/// A device that is the claim's alone, and the numbers (major, minor) of the nodes without which nobody uses it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExclusiveDevice {
+    pub device: DeviceName,
+    pub numbers: Vec<(u32, u32)>,
 }
 
 /// What a plan needs to know beside the claim's targets.
@@ -98,7 +107,23 @@ pub fn plan(
     let (boot, pods) = (facts.boot.clone(), claim.pods.clone());
     let (claim, standing) = (claim.claim.clone(), Standing::Current);
     let intent = Intent { claim, boot, devices: held, steps, pods, standing };
-    Ok(Plan { intent, cdi })
+    let exclusive = targets.iter().filter_map(|target| exclusive(target, &facts.driver.nodes)).collect();
+    Ok(Plan { intent, cdi, exclusive })
+}
+
+fn exclusive(target: &Target<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice> {
+    let is_its_own = |node: &Node| match target.mode {
+        HoldMode::Whole => true,
+        // The board's node is everybody's who has a part of it.
+        HoldMode::Mig => matches!(node, Node::GpuInstance { .. } | Node::ComputeInstance { .. }),
+        HoldMode::Share(_) | HoldMode::Admin => false,
+    };
+    let own = cdi_nodes(target.device)?.nodes().into_iter().filter(is_its_own);
+    let found = own.filter_map(|node| nodes.0.get(&node));
+    // WSL has one node for all GPUs.
+    let of_one = found.filter(|node| node.container.starts_with("/dev/nvidia"));
+    let numbers: Vec<_> = of_one.map(|node| (node.major, node.minor)).collect();
+    (!numbers.is_empty()).then(|| ExclusiveDevice { device: target.name.clone(), numbers })
 }
 
 fn time_slice(target: &Target<'_>) -> Option<Step> {

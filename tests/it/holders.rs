@@ -1,11 +1,17 @@
 //! What processes hold, nobody else is given: whatever the API server says of the claim, whoever is restarted.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::time::Duration;
 
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 use tranche::ledger::{Phase, Standing};
 use tranche::model::names::PodUid;
+use tranche::node::config::OpenDescriptors;
 use tranche::node::sweeper::Sweep;
 
 use crate::nvml::Node;
@@ -269,6 +275,139 @@ async fn a_share_that_is_taken_away_under_its_pod_keeps_what_it_was_granted() {
     assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
     site.check_empty("swept");
     plugin.prepared(&large, "free").await;
+}
+
+const STRANGE: &str = "33333333-0000-4000-8000-000000000003";
+const STRANGE_PID: u32 = 4712;
+
+/// A real process, shown as one of a pod, that has a device node open: it was handed the descriptor.
+struct Opener {
+    child: Child,
+    shown: PathBuf,
+}
+
+impl Opener {
+    /// Only the node's place is open: no driver is asked.
+    fn of(site: &Site, (major, minor): (u64, u64)) -> Self {
+        let node = site.path(&format!("{major}-{minor}"));
+        if !node.exists() {
+            mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), makedev(major, minor)).unwrap();
+        }
+        let file = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(&node).unwrap();
+        let child = Command::new("sleep").arg("600").stdin(file).spawn().unwrap();
+        site.runs(STRANGE_PID, STRANGE);
+        let shown = site.path(&format!("processes/{STRANGE_PID}"));
+        for name in ["fd", "task"] {
+            symlink(format!("/proc/{}/{name}", child.id()), shown.join(name)).unwrap();
+        }
+        Self { child, shown }
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        let _ = (self.child.kill(), self.child.wait());
+        fs::remove_dir_all(&self.shown).unwrap();
+    }
+}
+
+/// A tenant hands the descriptor of his GPU to a process of another pod, and ends the first.
+#[tokio::test]
+async fn a_gpu_that_a_strange_pod_has_open_is_held_by_that_pod() {
+    let mine = whole("mine");
+    for kubelet in [true, false] {
+        let site = with_pod(&mine).await;
+        let plugin = site.start_plugin();
+        let opener = Opener::of(&site, (195, 0));
+        site.api.put(&next());
+        site.ends(PID);
+        match kubelet {
+            true => plugin.unprepare(&mine).await.expect("the pod may go"),
+            false => site.api.remove(&mine),
+        }
+        assert_eq!(plugin.sweep().await.unwrap(), withheld(), "kubelet: {kubelet}");
+        plugin.refused(&next(), &["gpu-0 is not free yet", "process 4712 of pod 33333333"]).await;
+        // A new process of the plugin finds it as well.
+        let plugin = site.start_plugin();
+        assert_eq!(plugin.sweep().await.unwrap(), withheld(), "kubelet: {kubelet}");
+        let held = plugin.preparer.executor.holders.withheld();
+        let by = held.borrow().values().next().unwrap().holders();
+        assert_eq!(by, format!("process 4712 of pod {STRANGE}, which has it open without a claim on it"));
+        // Another GPU is free.
+        let other = Claim::new("other", &["gpu-1"]).reserved_for(&[LATER]);
+        site.api.put(&other);
+        plugin.prepared(&other, "another GPU").await;
+        drop(opener);
+        let sweep = plugin.sweep().await.unwrap();
+        assert_eq!(sweep.rolled_back + sweep.released, 1, "{sweep:?}");
+        plugin.prepared(&next(), "free").await;
+    }
+}
+
+/// One that was not there yet, or could not be seen, when the device was released.
+#[tokio::test]
+async fn what_a_strange_pod_has_open_is_given_to_nobody() {
+    let mig = "gpu-2-mig-1g10gb-19-0";
+    for (device, numbers) in [("gpu-0", (195, 0)), (mig, (237, 66)), (mig, (237, 67))] {
+        let site = Site::new();
+        let mine = Claim::new("mine", &[device]).reserved_for(&[POD]);
+        site.api.put(&mine);
+        let plugin = site.start_plugin();
+        let opener = Opener::of(&site, numbers);
+        let words =
+            [device, "is not free yet", "process 4712 of pod 33333333", "has it open without a claim on it"];
+        plugin.refused(&mine, &words).await;
+        site.check_empty(device);
+        drop(opener);
+        plugin.prepared(&mine, device).await;
+        // Once it is the claim's, its own pods may.
+        let _own = Opener::of(&site, numbers);
+        plugin.prepared(&mine, device).await;
+    }
+    // The node of a board is open in all that have a part of it, and a share is nobody's alone.
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    let _neighbours = [Opener::of(&site, (195, 2))];
+    for claim in [Claim::new("part", &[mig]), Claim::new("share", &["gpu-0"]).share("10Gi", "25")] {
+        site.api.put(&claim);
+        plugin.prepared(&claim, "beside others").await;
+    }
+}
+
+/// An administrator may have it told only, or not looked for.
+#[tokio::test]
+async fn where_open_descriptors_only_warn_the_gpu_is_given() {
+    for policy in [OpenDescriptors::Warn, OpenDescriptors::Off] {
+        let mine = whole("mine");
+        let site = with_pod(&mine).await;
+        *site.open_descriptors.lock().unwrap() = policy;
+        let plugin = site.start_plugin();
+        let _opener = Opener::of(&site, (195, 0));
+        site.ends(PID);
+        plugin.unprepare(&mine).await.unwrap();
+        site.api.put(&next());
+        plugin.prepared(&next(), "told of, and given").await;
+        let warned = if policy == OpenDescriptors::Warn { 2.0 } else { 0.0 };
+        assert_eq!(plugin.metric("tranche_open_device_findings_total"), warned);
+    }
+}
+
+/// A pod that watches a GPU, with a claim for it, keeps nobody off it.
+#[tokio::test]
+async fn a_pod_with_administrative_access_may_have_a_gpu_open() {
+    let watch = Claim::new("watch", &["gpu-0"]).admin().reserved_for(&[STRANGE]);
+    let mine = whole("mine");
+    let site = Site::new();
+    for claim in [&watch, &mine] {
+        site.api.put(claim);
+    }
+    let plugin = site.start_plugin();
+    plugin.prepared(&watch, "at any time").await;
+    let _opener = Opener::of(&site, (195, 0));
+    plugin.prepared(&mine, "watched").await;
+    plugin.unprepare(&mine).await.unwrap();
+    site.api.put(&next());
+    plugin.prepared(&next(), "watched").await;
 }
 
 /// The same claim on other devices: what its earlier pod holds is recorded apart, and held for nobody else.

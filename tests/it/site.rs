@@ -31,8 +31,10 @@ use tranche::model::quantity::Bytes;
 use tranche::model::share::{MpsGroup, MpsLimits};
 use tranche::node::NodeMetrics;
 use tranche::node::carver::{self, Carver};
+use tranche::node::config::OpenDescriptors;
 use tranche::node::executor::Executor;
 use tranche::node::failure_file::FailureFile;
+use tranche::node::file_looks::FileLooks;
 use tranche::node::holders::Holders;
 use tranche::node::lanes::Lanes;
 use tranche::node::mig_mode::{self, MigModes};
@@ -277,6 +279,7 @@ pub struct Site {
     pub mig: Arc<MigBoards>,
     /// How long MIG modes stay on that nobody needs, for processes that start from now on.
     pub keep: Mutex<Duration>,
+    pub open_descriptors: Mutex<OpenDescriptors>,
     /// Driver root of the library that is asked who uses the GPUs; the site's own has none that works.
     pub lists_root: PathBuf,
     boots: AtomicU32,
@@ -329,7 +332,8 @@ impl Site {
         let lists_root = dir.path().join("driver");
         let (api, mig) = Default::default();
         let keep = Mutex::new(Duration::from_secs(3600));
-        let site = Self { dir, api, gpus, mps, mig, keep, lists_root, boots: AtomicU32::new(1) };
+        let (open_descriptors, boots) = (Mutex::default(), AtomicU32::new(1));
+        let site = Self { dir, api, gpus, mps, mig, keep, open_descriptors, lists_root, boots };
         for folder in ["ledger", "lanes", "cdi", "driver/gpus", "processes", "state"] {
             fs::create_dir_all(site.path(folder)).unwrap();
         }
@@ -429,6 +433,10 @@ impl Site {
         let mut root = DriverRoot::new(self.path("driver"), self.path("driver").to_str().unwrap());
         root.dev.proc = self.path("driver/proc");
         let modes = self.path("state").join(mig_mode::FOLDER);
+        let mut registry = metrics::registry();
+        let metrics = NodeMetrics::register(&mut registry);
+        let policy = *self.open_descriptors.lock().unwrap();
+        let files = FileLooks::new(self.processes(), policy, metrics.file_looks.clone());
         let executor = Executor {
             node: NodeName::from(NODE),
             pool: PoolName::from(NODE),
@@ -444,17 +452,16 @@ impl Site {
                 FailureFile::new(host.clone(), self.path("state"), self.boot()),
                 MigModes::new(host.clone(), modes, self.boot(), Some(*self.keep.lock().unwrap())).unwrap(),
             ),
-            holders: Holders::new(self.processes(), None),
+            holders: Holders::new(self.processes(), None, files),
             sharing: SharingPolicy::default(),
             mps_dir: self.path("mps").display().to_string(),
         };
-        let mut registry = metrics::registry();
         let preparer = Preparer {
             cluster: self.api.clone(),
             inventory: self.gpus.subscribe(),
             lanes: Arc::new(Lanes::new(self.path("lanes"))),
             executor: Arc::new(executor),
-            metrics: NodeMetrics::register(&mut registry),
+            metrics,
             lists: ProcessWatch::new(self.lists_root.clone().into(), Duration::from_secs(2)),
             reporter: Reporter::disconnected(),
         };

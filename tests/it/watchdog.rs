@@ -17,7 +17,9 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tranche::host::cgroup::ProcessOwner;
-use tranche::host::{End, EndError, FileLock, LocalProcesses, ManagedMemory, PidNamespace, Processes};
+use tranche::host::{
+    End, EndError, FileLock, FileLook, LocalProcesses, ManagedMemory, PidNamespace, Processes,
+};
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Standing, Step};
 use tranche::model::claim::{PodRef, PreparedDevice};
 use tranche::model::gpu::MigMode;
@@ -1000,6 +1002,9 @@ impl Processes for Counted {
         unimplemented!("nobody has any here")
     }
     fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
+        unimplemented!("the watchdog looks at processes one by one")
+    }
+    fn look_at_files(&self, _: &FileLook) {
         unimplemented!("the watchdog looks at processes one by one")
     }
     fn are_all_shown(&self) -> bool {

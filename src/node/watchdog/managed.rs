@@ -199,6 +199,7 @@ mod tests {
         fn by_pod(&self) -> io::Result<BTreeMap<crate::model::names::PodUid, Vec<u32>>> {
             Ok(BTreeMap::new())
         }
+        fn look_at_files(&self, _: &crate::host::FileLook) {}
         fn are_all_shown(&self) -> bool {
             true
         }

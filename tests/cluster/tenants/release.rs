@@ -273,3 +273,112 @@ async fn withheld_share(
     cluster.delete_all(&[near, theirs, elsewhere]).await;
     cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "resourceclaims", "--all", "--timeout=60s"]);
 }
+
+/// Where both pods of a tenant see it: a volume that they share.
+const SHARED: &str = "/srv/tranche-test-handed";
+
+/// Gives whoever calls the descriptor of a device. Simulated nodes have no driver, so that their place alone can be opened.
+const GIVE: &str = r#"
+sysopen(G, "/dev/nvidia$ARGV[0]", 0x200000) or die "open: $!";
+socket(S, 1, 1, 0) && bind(S, pack("S Z108", 1, "/shared/door")) && listen(S, 1) or die "listen: $!";
+accept(C, S) or die "accept: $!";
+my $data = join("", "x");
+my $iov = pack("P Q", $data, 1);
+my $control = pack("Q l l l x4", 20, 1, 1, fileno(G));
+my $message = pack("Q Q P Q P Q Q", 0, 0, $iov, 1, $control, 24, 0);
+syscall(46, fileno(C), $message, 0) == 1 or die "sendmsg: $!";
+sleep;
+"#;
+
+const TAKE: &str = r#"
+socket(S, 1, 1, 0) && connect(S, pack("S Z108", 1, "/shared/door")) or die "connect: $!";
+my ($data, $control) = map { "\0" x $_ } (1, 24);
+my $iov = pack("P Q", $data, 1);
+my $message = pack("Q Q P Q P Q Q", 0, 0, $iov, 1, $control, 24, 0);
+syscall(47, fileno(S), $message, 0) == 1 or die "recvmsg: $!";
+my $got = readlink("/proc/self/fd/" . unpack("x16 l", $control));
+open(my $told, ">", "/shared/got"); print $told $got; close($told);
+sleep;
+"#;
+
+fn with_shared(mut pod: Value) -> Value {
+    pod["spec"]["volumes"] = json!([{"name": "shared", "hostPath": {"path": SHARED, "type": "Directory"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "shared", "mountPath": "/shared"}]);
+    pod
+}
+
+/// The interpreter is the machine's, which every Debian has.
+fn share_programs(cluster: &TestCluster) {
+    cluster.rig.on_end(&["node-exec", NODE, "rm", "-rf", SHARED]);
+    let library = "$(ldd /usr/bin/perl | grep -o '/[^ ]*libcrypt[^ ]*')";
+    cluster.on_node(
+        NODE,
+        &format!("rm -rf {SHARED} && mkdir -p {SHARED} && cp -L /usr/bin/perl {library} {SHARED}/"),
+    );
+    for (name, script) in [("give", GIVE), ("take", TAKE)] {
+        std::fs::write(cluster.host(NODE, &format!("{SHARED}/{name}")), script).expect("a file of the node");
+    }
+}
+
+fn runs(cluster: &TestCluster, pod: &str, program: &str) {
+    let words =
+        format!("LD_LIBRARY_PATH=/shared setsid /shared/perl /shared/{program} >/shared/{pod}.log 2>&1 &");
+    cluster.exec(pod, "main", &words);
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_gpu_handed_to_a_stranger_is_given_to_nobody_until_the_stranger_has_ended() {
+    let cluster =
+        TestCluster::of_env("a_gpu_handed_to_a_stranger_is_given_to_nobody_until_the_stranger_has_ended")
+            .await;
+    share_programs(&cluster);
+    let client = tenant(&cluster).await;
+    cluster.create(claim("mine", json!({"requests": [gpu("gpu")]}))).await;
+    cluster.create(on(NODE, with_shared(user_of("mine", "holder")))).await;
+    let mut alone = crate::manifests::container("main", json!([]));
+    alone["resources"] = json!({});
+    cluster.create(on(NODE, with_shared(pod("stranger", json!([]), json!([alone]))))).await;
+    let pod = cluster.wait_ready("holder").await;
+    let stranger = cluster.wait_ready("stranger").await.metadata.uid.expect("a pod has a UID");
+    let device = cluster.devices_of("mine").await.remove(0);
+    let published = one(&cluster, &device).await;
+    let uuid = published.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
+    let holder = Holder { client, pod, device, uuid: uuid.expect("a GPU has a UUID") };
+
+    let minor = minor_of(&holder.device);
+    runs(&cluster, "holder", &format!("give {minor}"));
+    let door = cluster.host(NODE, &format!("{SHARED}/door"));
+    wait_until("the holder to listen", SOON, || async { door.exists().then_some(()) }).await;
+    runs(&cluster, "stranger", "take");
+    let got = cluster.host(NODE, &format!("{SHARED}/got"));
+    let handed = || async { std::fs::read_to_string(&got).ok().filter(|place| !place.is_empty()) };
+    assert_eq!(wait_until("the stranger to have it", SOON, handed).await, format!("/dev/nvidia{minor}"));
+
+    let pods: Api<Pod> = Api::namespaced(holder.client.clone(), &cluster.namespace);
+    let claims: Api<ResourceClaim> = Api::namespaced(holder.client.clone(), &cluster.namespace);
+    pods.delete("holder", &DeleteParams::default()).await.expect("a tenant may delete his pod");
+    cluster.gone("holder").await;
+    claims.delete("mine", &DeleteParams::default()).await.expect("a tenant may delete his claim");
+    cluster.create(claim("theirs", json!({"requests": [holder.same_gpu()]}))).await;
+    cluster.create(on(NODE, user_of("theirs", "next"))).await;
+    let words = ["not free yet", "mine", &stranger, "has it open without a claim on it"];
+    let refused = cluster.wait_refused("next", &words).await;
+    println!("refused: {refused}");
+    let tainted = || async {
+        let taints = one(&cluster, &holder.device).await.taints.unwrap_or_default();
+        taints.iter().any(|taint| taint.key == TAINT).then_some(())
+    };
+    wait_until("the device to bear the taint", SOON, tainted).await;
+    let event =
+        || async { cluster.events("mine").await.into_iter().find(|one| one.starts_with("DeviceWithheld")) };
+    let event = wait_until("an event of the claim", SOON, event).await;
+    assert!(event.contains(&holder.uuid) && event.contains(&stranger), "{event}");
+
+    pods.delete("stranger", &DeleteParams::default()).await.expect("a tenant may delete his pod");
+    cluster.wait_ready("next").await;
+    assert_eq!(cluster.inside("next", "main").gpus, [minor]);
+    let free = || async { withheld(&cluster).await.is_empty().then_some(()) };
+    wait_until("nothing to be withheld", SOON, free).await;
+    cluster.end().await;
+}

@@ -1,0 +1,300 @@
+//! Which pods have a device open or mapped, by the numbers of its node: whoever has a descriptor of it may have been
+//! handed it by another process, and goes on using it after that one has ended.
+//!
+//! Nothing is opened. A descriptor that names the place of a node alone (`O_PATH`) is no open device: anybody can have one
+//! who can make a node.
+//!
+//! What a look costs is bounded, because tenants say how many files they have. Of each pod [`FILES_FIRST`] are looked at;
+//! then, of those that have more, [`FILES_MOST`]; and nothing once its time is over. A look can also be held up for good by
+//! a process (while another of its threads maps memory that its own file system does not bring) or by a file server that
+//! does not answer. So it runs on a thread that its caller can leave ([`FileLook::steps`]); what was found until then counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use nix::libc;
+
+use super::process::{LocalProcesses, is_gone};
+use crate::model::names::PodUid;
+
+/// Major and minor number of a character device.
+pub type DeviceNumber = (u32, u32);
+
+/// Files, mappings and threads of a pod that are looked at before those of pods with more: 110 such pods take about 2 s.
+const FILES_FIRST: usize = 10_000;
+/// Of a pod with more.
+const FILES_MOST: usize = 1 << 20;
+/// `CAP_SYS_ADMIN`
+const SYS_ADMIN: u64 = 1 << 21;
+/// `enum kcmp_type`
+const KCMP_FILES: libc::c_long = 2;
+
+/// What a look has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OpenDevices {
+    /// By pod, the processes that have a device open or mapped, each with the first that was found. Processes that an
+    /// administrator has let administrate the node are left out.
+    pub openers: BTreeMap<PodUid, BTreeMap<u32, DeviceNumber>>,
+    /// Pods not all of whose files were looked at.
+    pub unfinished: BTreeSet<PodUid>,
+}
+
+/// One look at the files of pods' processes.
+#[derive(Debug)]
+pub struct FileLook {
+    pods: BTreeMap<PodUid, Vec<u32>>,
+    devices: BTreeSet<DeviceNumber>,
+    skipped: BTreeSet<u32>,
+    until: Instant,
+    /// The process that is looked at, and how many files were.
+    at: AtomicU32,
+    steps: AtomicU64,
+    found: Mutex<OpenDevices>,
+}
+
+impl FileLook {
+    /// For these devices, at these pods' processes but those that hold looks up (`skipped`). Ends at `until`.
+    pub fn new(
+        pods: BTreeMap<PodUid, Vec<u32>>,
+        devices: BTreeSet<DeviceNumber>,
+        skipped: BTreeSet<u32>,
+        until: Instant,
+    ) -> Self {
+        let unfinished = pods.keys().cloned().collect();
+        let found = Mutex::new(OpenDevices { unfinished, ..OpenDevices::default() });
+        Self { pods, devices, skipped, until, at: AtomicU32::new(0), steps: AtomicU64::new(0), found }
+    }
+
+    /// The process that is looked at; 0 before the first.
+    pub fn at(&self) -> u32 {
+        self.at.load(Ordering::SeqCst)
+    }
+
+    /// Grows as long as nothing holds the look up.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::SeqCst)
+    }
+
+    /// What was found until now.
+    pub fn found(&self) -> OpenDevices {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Of a test's processes: one has a device open.
+    #[cfg(test)]
+    pub fn opened(&self, pod: &str, pid: u32, device: DeviceNumber) {
+        self.note(|found| _ = found.openers.entry(pod.into()).or_default().insert(pid, device));
+    }
+
+    fn note(&self, what: impl FnOnce(&mut OpenDevices)) {
+        what(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn step(&self) {
+        self.steps.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+}
+
+/// Looks at the processes of the look's pods.
+pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
+    let by_number = processes.numbers_as_we_do();
+    let mut pods: BTreeMap<_, _> = look.pods.iter().collect();
+    for most in [FILES_FIRST, FILES_MOST] {
+        let mut large = BTreeMap::new();
+        for (pod, pids) in pods {
+            if look.is_over() {
+                return;
+            }
+            let search = Search { look, left: most, is_whole: true, processes, by_number };
+            if search.pod(pod, pids) {
+                look.note(|found| _ = found.unfinished.remove(pod));
+            } else {
+                large.insert(pod, pids);
+            }
+        }
+        pods = large;
+    }
+}
+
+/// Through one pod.
+struct Search<'a> {
+    look: &'a FileLook,
+    left: usize,
+    is_whole: bool,
+    processes: &'a LocalProcesses,
+    /// The numbers of processes are those of system calls.
+    by_number: bool,
+}
+
+impl Search<'_> {
+    /// Notes who has a device open. False if there is more than was looked at.
+    fn pod(mut self, pod: &PodUid, pids: &[u32]) -> bool {
+        for &pid in pids {
+            if self.look.skipped.contains(&pid) {
+                self.is_whole = false;
+                continue;
+            }
+            self.look.at.store(pid, Ordering::SeqCst);
+            self.look.step();
+            let folder = self.processes.root.join(pid.to_string());
+            if let Some(device) = self.process(&folder, pid)
+                && !may_administrate(&folder)
+            {
+                self.look.note(|found| {
+                    found.openers.entry(pod.clone()).or_default().insert(pid, device);
+                });
+            }
+            if self.left == 0 {
+                return false;
+            }
+        }
+        self.is_whole
+    }
+
+    /// The first of the devices that the process has open or mapped. Threads may have tables of open files of their own:
+    /// each table is looked at once.
+    fn process(&mut self, folder: &Path, pid: u32) -> Option<DeviceNumber> {
+        if let Some(device) = self.table(folder).or_else(|| self.mappings(folder)) {
+            return Some(device);
+        }
+        let mut last = pid;
+        for thread in self.entries(&folder.join("task")) {
+            if !self.goes_on() {
+                return None;
+            }
+            let Some(number) = name(&thread).and_then(|name| name.parse().ok()) else { continue };
+            if number == pid || (self.by_number && have_one_table(last, number)) {
+                continue;
+            }
+            if let Some(device) = self.table(&thread) {
+                return Some(device);
+            }
+            last = number;
+        }
+        None
+    }
+
+    fn table(&mut self, folder: &Path) -> Option<DeviceNumber> {
+        for file in self.entries(&folder.join("fd")) {
+            if !self.goes_on() {
+                return None;
+            }
+            let Some(device) = self.asked(&file) else { continue };
+            let is_open = || name(&file).is_some_and(|name| is_open(&folder.join("fdinfo").join(name)));
+            // Simulated nodes have no driver that could open them.
+            if self.processes.are_simulated() || is_open() {
+                return Some(device);
+            }
+        }
+        None
+    }
+
+    /// A device stays in use by its mappings after its descriptors are closed.
+    fn mappings(&mut self, folder: &Path) -> Option<DeviceNumber> {
+        for file in self.entries(&folder.join("map_files")) {
+            if !self.goes_on() {
+                return None;
+            }
+            if let Some(device) = self.asked(&file) {
+                return Some(device);
+            }
+        }
+        None
+    }
+
+    fn asked(&self, file: &Path) -> Option<DeviceNumber> {
+        number(file).filter(|number| self.look.devices.contains(number))
+    }
+
+    /// False once the pod's files or the look's time are used up.
+    fn goes_on(&mut self) -> bool {
+        self.look.step();
+        self.left = self.left.saturating_sub(1);
+        if self.left.is_multiple_of(256) && self.look.is_over() {
+            self.left = 0;
+        }
+        self.left > 0
+    }
+
+    /// None, if there is no such folder any more.
+    fn entries(&mut self, folder: &Path) -> impl Iterator<Item = std::path::PathBuf> + use<> {
+        let listed = match fs::read_dir(folder) {
+            Ok(entries) => Some(entries),
+            Err(error) if is_gone(&error) => None,
+            Err(_) => {
+                self.is_whole = false;
+                None
+            }
+        };
+        // Whoever ends meanwhile has no more.
+        listed.into_iter().flat_map(|entries| entries.map_while(Result::ok)).map(|entry| entry.path())
+    }
+}
+
+fn name(file: &Path) -> Option<&str> {
+    file.file_name()?.to_str()
+}
+
+/// Of a character device. The file is not opened, and a server of the file is not asked for what the kernel knows.
+#[allow(unsafe_code)]
+fn number(file: &Path) -> Option<DeviceNumber> {
+    let path = CString::new(file.as_os_str().as_bytes()).ok()?;
+    let mut found = MaybeUninit::<libc::statx>::zeroed();
+    let (flags, mask) = (libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT, libc::STATX_TYPE);
+    // SAFETY: the path ends with a null byte, and the place is as large as the call expects.
+    let told = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, mask, found.as_mut_ptr()) };
+    if told != 0 {
+        return None;
+    }
+    // SAFETY: all zeros is a value of the type, and the call has succeeded.
+    let found = unsafe { found.assume_init() };
+    let is_device = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+    is_device.then_some((found.stx_rdev_major, found.stx_rdev_minor))
+}
+
+/// By proc_pid_fdinfo(5): more than its place is open, which the kernel allows nobody whose control group may not.
+fn is_open(info: &Path) -> bool {
+    let text = fs::read_to_string(info).unwrap_or_default();
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u64::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & u64::from(libc::O_PATH.cast_unsigned()) == 0)
+}
+
+/// `kcmp(2)`. False where the kernel cannot tell.
+#[allow(unsafe_code)]
+fn have_one_table(one: u32, other: u32) -> bool {
+    // SAFETY: the call takes numbers and no pointers.
+    let order =
+        unsafe { libc::syscall(libc::SYS_kcmp, one.cast_signed(), other.cast_signed(), KCMP_FILES, 0, 0) };
+    order == 0
+}
+
+/// The process's container was given the capability `SYS_ADMIN` in the user namespace that we are in, the node's. The
+/// bounding set says so for as long as the process lives, and nobody can add to it (capabilities(7)).
+fn may_administrate(process: &Path) -> bool {
+    let Ok(own) = fs::read_link("/proc/self/ns/user") else { return false };
+    let is_of_node = fs::read_link(process.join("ns/user")).is_ok_and(|namespace| namespace == own);
+    let status = || fs::read(process.join("status")).unwrap_or_default();
+    is_of_node && has_sys_admin(&String::from_utf8_lossy(&status()))
+}
+
+/// By proc_pid_status(5).
+fn has_sys_admin(status: &str) -> bool {
+    let bounds = status.lines().find_map(|line| line.strip_prefix("CapBnd:"));
+    bounds.is_some_and(|bounds| u64::from_str_radix(bounds.trim(), 16).is_ok_and(|all| all & SYS_ADMIN != 0))
+}
+
+#[cfg(test)]
+#[path = "open_devices/tests.rs"]
+mod tests;

@@ -1,0 +1,212 @@
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, unshare};
+
+use super::*;
+use crate::host::PidNamespace;
+
+const NULL: DeviceNumber = (1, 3);
+const ZERO: DeviceNumber = (1, 5);
+const FULL: DeviceNumber = (1, 7);
+const RANDOM: DeviceNumber = (1, 8);
+const URANDOM: DeviceNumber = (1, 9);
+
+const POD: &str = "11111111-0000-4000-8000-000000000001";
+const OTHER: &str = "22222222-0000-4000-8000-000000000002";
+
+/// A process that has the file open as its input, and nothing else of note.
+struct Holding(Child);
+
+impl Holding {
+    fn file(file: File) -> Self {
+        let (out, err) = (Stdio::piped(), Stdio::piped());
+        Self(Command::new("sleep").arg("600").stdin(file).stdout(out).stderr(err).spawn().unwrap())
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+fn place_of(path: &str) -> File {
+    OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path).unwrap()
+}
+
+/// A /proc of the test's making.
+struct Shown {
+    dir: tempfile::TempDir,
+    pids: PidNamespace,
+}
+
+impl Shown {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), pids: PidNamespace::Host }
+    }
+
+    /// What /proc tells of a real process, as that of a pod, with the rights that a container has.
+    fn add(&self, pid: u32, of: u32, pod: &str) -> PathBuf {
+        let folder = self.dir.path().join(pid.to_string());
+        fs::create_dir_all(folder.join("ns")).unwrap();
+        let real = PathBuf::from(format!("/proc/{of}"));
+        for name in ["fd", "fdinfo", "map_files", "task", "stat"] {
+            symlink(real.join(name), folder.join(name)).unwrap();
+        }
+        fs::write(folder.join("cgroup"), format!("0::/kubepods/burstable/pod{pod}/c\n")).unwrap();
+        fs::write(folder.join("status"), "Name:\tx\nCapBnd:\t00000000a80425fb\n").unwrap();
+        folder
+    }
+
+    fn processes(&self) -> LocalProcesses {
+        LocalProcesses { root: self.dir.path().to_owned(), nvml_pids: self.pids }
+    }
+
+    fn look(&self, device: DeviceNumber) -> OpenDevices {
+        look(&self.processes(), device, &[])
+    }
+
+    fn openers(&self, device: DeviceNumber) -> BTreeMap<PodUid, Vec<u32>> {
+        let found = self.look(device);
+        assert_eq!(found.unfinished, BTreeSet::new());
+        found.openers.into_iter().map(|(pod, pids)| (pod, pids.into_keys().collect())).collect()
+    }
+}
+
+fn look(processes: &LocalProcesses, device: DeviceNumber, skipped: &[u32]) -> OpenDevices {
+    use crate::host::Processes;
+    let (pods, until) = (processes.by_pod().unwrap(), Instant::now() + Duration::from_secs(60));
+    let look = FileLook::new(pods, BTreeSet::from([device]), skipped.iter().copied().collect(), until);
+    processes.look_at_files(&look);
+    look.found()
+}
+
+#[test]
+fn whoever_has_a_device_open_is_found_by_its_numbers_and_not_by_its_name() {
+    let shown = Shown::new();
+    let full = Holding::file(File::open("/dev/full").unwrap());
+    let null = Holding::file(File::open("/dev/null").unwrap());
+    shown.add(7, full.0.id(), POD);
+    shown.add(8, null.0.id(), OTHER);
+    assert_eq!(shown.openers(FULL), BTreeMap::from([(PodUid::new(POD), vec![7])]));
+    // The other may have inherited that one, too.
+    assert_eq!(shown.openers(NULL).get(&PodUid::new(OTHER)), Some(&vec![8]));
+    assert_eq!(shown.openers((195, 0)), BTreeMap::new());
+    drop(full);
+    fs::remove_dir_all(shown.dir.path().join("7")).unwrap();
+    assert_eq!(shown.openers(FULL), BTreeMap::new(), "it has ended");
+}
+
+/// Anybody who can make a node can have one: nobody could keep others off GPUs that way.
+#[test]
+fn the_place_of_a_device_is_not_the_device() {
+    let mut shown = Shown::new();
+    let place = Holding::file(place_of("/dev/full"));
+    shown.add(7, place.0.id(), POD);
+    assert_eq!(shown.openers(FULL), BTreeMap::new());
+    shown.pids = PidNamespace::Own;
+    assert_eq!(shown.openers(FULL).len(), 1, "simulated nodes can be had in no other way");
+}
+
+#[test]
+fn a_process_that_may_administrate_the_node_is_left_out_and_no_other_of_its_pod() {
+    let shown = Shown::new();
+    let [one, two] = [(), ()].map(|()| Holding::file(File::open("/dev/full").unwrap()));
+    let folder = shown.add(7, one.0.id(), POD);
+    shown.add(9, two.0.id(), POD);
+    let all = "Name:\tx\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n";
+    fs::write(folder.join("status"), all).unwrap();
+    let both = BTreeMap::from([(PodUid::new(POD), vec![7, 9])]);
+    assert_eq!(shown.openers(FULL), both, "it may be root of a namespace of its own");
+    symlink("user:[1]", folder.join("ns/user")).unwrap();
+    assert_eq!(shown.openers(FULL), both, "it is");
+    fs::remove_file(folder.join("ns/user")).unwrap();
+    symlink(fs::read_link("/proc/self/ns/user").unwrap(), folder.join("ns/user")).unwrap();
+    assert_eq!(shown.openers(FULL), BTreeMap::from([(PodUid::new(POD), vec![9])]));
+    // A process can give itself a name of any lines, and no other rights.
+    fs::write(folder.join("status"), "Name:\tx\\nCapBnd:\t000001ffffffffff\nCapBnd:\t00000000a80425fb\n")
+        .unwrap();
+    assert_eq!(shown.openers(FULL), both);
+}
+
+/// What a thread has open that has a table of files of its own, its process does not show.
+#[test]
+fn a_thread_hides_no_file_in_a_table_of_its_own() {
+    let own = std::process::id();
+    let shown = Shown::new();
+    shown.add(own, own, POD);
+    assert_eq!(shown.openers(RANDOM), BTreeMap::new());
+    let (told, opened) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_FILES).unwrap();
+        let file = File::open("/dev/random").unwrap();
+        told.send(()).unwrap();
+        let _ = ended.recv();
+        drop(file);
+    });
+    opened.recv().unwrap();
+    assert_eq!(shown.openers(RANDOM).len(), 1);
+    drop(end);
+    thread.join().unwrap();
+    assert_eq!(shown.openers(RANDOM), BTreeMap::new());
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn a_mapping_of_a_device_whose_descriptor_is_closed_is_found() {
+    let own = std::process::id();
+    let shown = Shown::new();
+    shown.add(own, own, POD);
+    assert_eq!(shown.openers(ZERO), BTreeMap::new());
+    let file = File::open("/dev/zero").unwrap();
+    let (null, length) = (std::ptr::null_mut(), 4096);
+    // SAFETY: the kernel chooses the place, and nothing is read there.
+    let place = unsafe { libc::mmap(null, length, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
+    assert_ne!(place, libc::MAP_FAILED);
+    drop(file);
+    assert_eq!(shown.openers(ZERO).len(), 1);
+    // SAFETY: it was mapped above, and nobody has a reference into it.
+    assert_eq!(unsafe { libc::munmap(place, length) }, 0);
+    assert_eq!(shown.openers(ZERO), BTreeMap::new());
+}
+
+/// The search of one pod with so many files left to look at.
+fn searched(shown: &Shown, left: usize) -> OpenDevices {
+    use crate::host::Processes;
+    let processes = shown.processes();
+    let (pods, until) = (processes.by_pod().unwrap(), Instant::now() + Duration::from_secs(60));
+    let look = FileLook::new(pods, BTreeSet::from([URANDOM]), BTreeSet::new(), until);
+    let search = Search { look: &look, left, is_whole: true, processes: &processes, by_number: false };
+    if search.pod(&PodUid::new(POD), &[7]) {
+        look.note(|found| found.unfinished.clear());
+    }
+    look.found()
+}
+
+#[test]
+fn files_without_number_cost_a_bounded_look_and_are_told() {
+    let shown = Shown::new();
+    let holding = Holding::file(File::open("/dev/urandom").unwrap());
+    shown.add(7, holding.0.id(), POD);
+    assert_eq!(searched(&shown, 1000).openers.len(), 1);
+    let cut = searched(&shown, 1);
+    assert_eq!(cut.unfinished, BTreeSet::from([PodUid::new(POD)]), "it may have more");
+    let mut passed_over = look(&shown.processes(), URANDOM, &[7]);
+    assert_eq!(passed_over.unfinished.pop_first(), Some(PodUid::new(POD)));
+    assert_eq!(passed_over.openers, BTreeMap::new());
+    let over = FileLook::new(
+        BTreeMap::from([(PodUid::new(POD), vec![7])]),
+        BTreeSet::from([URANDOM]),
+        BTreeSet::new(),
+        Instant::now(),
+    );
+    look_at_files(&shown.processes(), &over);
+    assert_eq!((over.found().openers.len(), over.found().unfinished.len(), over.steps()), (0, 1, 0));
+}

@@ -1,0 +1,146 @@
+//! Looks at the files of pods: who has a device open without a claim on it? A descriptor can be handed to a process of
+//! another pod, where no record knows of it.
+//!
+//! A look costs its caller [`LOOK_LIMIT`] and a [`STALL`] at most, whatever tenants do. It runs on a thread of its own. If nothing moves for
+//! [`STALL`], the process that it stands at holds it up: that thread is left, and the next one passes that process over, as
+//! do later looks until the thread comes back. Pods that were not looked through are told and counted, and keep nobody off
+//! a device: a tenant with a million files, or with a file server that does not answer, would keep everybody off all GPUs of
+//! the node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use super::config::OpenDescriptors;
+use super::metrics::FileLookCounts;
+use crate::host::{DeviceNumber, FileLook, OpenDevices, Processes};
+use crate::model::names::PodUid;
+
+/// Kubelet waits 45 s for a claim.
+const LOOK_LIMIT: Duration = Duration::from_secs(6);
+/// Between two files no look rests for so long, unless it is held up.
+const STALL: Duration = Duration::from_secs(2);
+/// Threads that may stand still at the same time.
+const STUCK_MAX: usize = 8;
+/// Reading /proc is shallow.
+const STACK: usize = 256 * 1024;
+/// Between two looks at whether a look moves.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Processes by pod.
+pub type ByPod = BTreeMap<PodUid, Vec<u32>>;
+
+/// Processes that have a device open, by pod; each with the first that it has.
+pub type Openers = BTreeMap<PodUid, BTreeMap<u32, DeviceNumber>>;
+
+/// See the module's text.
+pub struct FileLooks {
+    processes: Arc<dyn Processes>,
+    policy: OpenDescriptors,
+    counts: FileLookCounts,
+    /// Looks that stand still, each at a process.
+    stuck: Arc<Mutex<Vec<Arc<FileLook>>>>,
+    stall: Duration,
+}
+
+impl FileLooks {
+    pub fn new(processes: Arc<dyn Processes>, policy: OpenDescriptors, counts: FileLookCounts) -> Self {
+        Self { processes, policy, counts, stuck: Arc::default(), stall: STALL }
+    }
+
+    /// Those of these pods, with processes, that have one of the devices open, as far as that keeps others off the devices.
+    /// Blocks its thread for [`LOOK_LIMIT`] and a stall at most.
+    ///
+    /// # Errors
+    /// In words, if nobody can look.
+    pub fn openers(&self, pods: ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<Openers, String> {
+        let OpenDevices { mut openers, unfinished } = self.look(&pods, devices)?;
+        if !unfinished.is_empty() {
+            self.counts.unfinished.inc_by(unfinished.len() as u64);
+            let pods: Vec<_> = unfinished.iter().take(8).map(PodUid::as_str).collect();
+            let (some, all) = (pods.join(", "), unfinished.len());
+            warn!(
+                pods = some,
+                all, "these pods' open files were not all looked at: they may have a GPU open"
+            );
+        }
+        if openers.is_empty() {
+            return Ok(openers);
+        }
+        self.counts.strangers.inc();
+        if self.policy == OpenDescriptors::Warn {
+            warn!(?openers, "pods have a GPU open without a claim on it, and it is given all the same");
+            openers.clear();
+        }
+        Ok(openers)
+    }
+
+    /// False: nobody is to look.
+    pub fn is_on(&self) -> bool {
+        self.policy != OpenDescriptors::Off
+    }
+
+    fn look(&self, pods: &ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<OpenDevices, String> {
+        let until = Instant::now() + LOOK_LIMIT;
+        loop {
+            let skipped: BTreeSet<_> = locked(&self.stuck).iter().map(|look| look.at()).collect();
+            if skipped.len() >= STUCK_MAX {
+                return Err(format!("{STUCK_MAX} processes hold up looks at their open files"));
+            }
+            let look = Arc::new(FileLook::new(pods.clone(), devices.clone(), skipped, until));
+            if self.is_done(&look, until)? || Instant::now() >= until {
+                return Ok(look.found());
+            }
+        }
+    }
+
+    /// Begins a look, and waits for it. False if it is held up, or its time is over.
+    fn is_done(&self, look: &Arc<FileLook>, until: Instant) -> Result<bool, String> {
+        let (reply, result) = mpsc::channel();
+        let (processes, its, stuck) = (self.processes.clone(), look.clone(), self.stuck.clone());
+        let work = move || {
+            processes.look_at_files(&its);
+            // Under the lock, so that a look which has ended is not taken for one that stands still.
+            let mut stuck = locked(&stuck);
+            stuck.retain(|one| !Arc::ptr_eq(one, &its));
+            let _ = reply.send(());
+        };
+        let thread = thread::Builder::new().name("open-files".to_owned()).stack_size(STACK).spawn(work);
+        thread.map_err(|error| format!("no thread can be started to look at open files: {error}"))?;
+        let (mut steps, mut moved) = (look.steps(), Instant::now());
+        loop {
+            match result.recv_timeout(POLL) {
+                Ok(()) => return Ok(true),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err("a look at open files broke off".to_owned());
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if look.steps() != steps {
+                (steps, moved) = (look.steps(), Instant::now());
+            }
+            if moved.elapsed() >= self.stall || Instant::now() >= until + self.stall {
+                let mut stuck = locked(&self.stuck);
+                if result.try_recv().is_ok() {
+                    return Ok(true);
+                }
+                // It ends by itself, some time, and finds that nobody waits.
+                warn!(pid = look.at(), "a process holds up the look at its open files, and is passed over");
+                stuck.push(look.clone());
+                return Ok(false);
+            }
+        }
+    }
+}
+
+fn locked(stuck: &Mutex<Vec<Arc<FileLook>>>) -> MutexGuard<'_, Vec<Arc<FileLook>>> {
+    stuck.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "file_looks/tests.rs"]
+mod tests;

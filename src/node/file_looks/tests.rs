@@ -1,0 +1,86 @@
+use std::io;
+use std::sync::mpsc::{Receiver, channel};
+
+use super::*;
+use crate::host::cgroup::ProcessOwner;
+use crate::host::{End, EndError, ManagedMemory};
+use crate::model::process::ProcessKey;
+
+/// A look at the first of these processes stands still until it is let go.
+struct Standing(Mutex<Option<Receiver<()>>>);
+
+impl Processes for Standing {
+    fn started(&self, _: u32) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+    fn now(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+    fn owner(&self, _: u32) -> io::Result<Option<ProcessOwner>> {
+        Ok(None)
+    }
+    fn uses_gpu(&self, _: u32) -> io::Result<bool> {
+        Ok(false)
+    }
+    fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
+        Ok(ManagedMemory::Untold)
+    }
+    fn by_pod(&self) -> io::Result<ByPod> {
+        Ok(BTreeMap::new())
+    }
+    fn look_at_files(&self, look: &FileLook) {
+        let held_up = self.0.lock().unwrap().take();
+        match held_up {
+            Some(held_up) => _ = held_up.recv(),
+            None => look.opened("second", 2, (195, 0)),
+        }
+    }
+    fn are_all_shown(&self) -> bool {
+        true
+    }
+    fn pids_are_the_hosts(&self) -> bool {
+        true
+    }
+    fn end(&self, _: ProcessKey) -> Result<End, EndError> {
+        Ok(End::Gone)
+    }
+}
+
+fn pods() -> ByPod {
+    BTreeMap::from([("first".into(), vec![1]), ("second".into(), vec![2])])
+}
+
+fn looks(policy: OpenDescriptors, held_up: Option<Receiver<()>>) -> FileLooks {
+    let processes = Arc::new(Standing(Mutex::new(held_up)));
+    let looks = FileLooks::new(processes, policy, FileLookCounts::default());
+    FileLooks { stall: Duration::from_millis(300), ..looks }
+}
+
+#[test]
+fn a_process_that_holds_a_look_up_is_left_and_the_others_are_looked_at() {
+    let (let_go, held_up) = channel();
+    let looks = looks(OpenDescriptors::Withhold, Some(held_up));
+    let devices = BTreeSet::from([(195, 0)]);
+    let found = looks.openers(pods(), &devices).unwrap();
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&PodUid::new("second")]);
+    assert_eq!(looks.counts.strangers.get(), 1);
+    assert_eq!(looks.counts.unfinished.get(), 2, "neither was looked through");
+    assert_eq!(locked(&looks.stuck).len(), 1);
+    drop(let_go);
+    let ended = Instant::now() + Duration::from_secs(20);
+    while !locked(&looks.stuck).is_empty() {
+        assert!(Instant::now() < ended, "the look that was let go is still taken for one that stands");
+        thread::yield_now();
+    }
+    // As many as that: nobody looks any more, and says so.
+    let one = || Arc::new(FileLook::new(pods(), devices.clone(), BTreeSet::new(), Instant::now()));
+    locked(&looks.stuck).extend((0..STUCK_MAX).map(|_| one()));
+    assert!(looks.openers(pods(), &devices).unwrap_err().contains("8 processes hold up"));
+}
+
+#[test]
+fn who_is_only_to_warn_gives_the_device_and_counts() {
+    let looks = looks(OpenDescriptors::Warn, None);
+    assert!(looks.is_on() && looks.openers(pods(), &BTreeSet::from([(195, 0)])).unwrap().is_empty());
+    assert_eq!(looks.counts.strangers.get(), 1);
+}
