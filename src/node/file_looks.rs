@@ -87,8 +87,8 @@ impl FileLooks {
     fn look(&self, pods: &ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<OpenDevices, String> {
         let until = Instant::now() + LOOK_LIMIT;
         loop {
-            let skipped: BTreeSet<_> = locked(&self.stuck).iter().map(|look| look.at()).collect();
-            if skipped.len() >= STUCK_MAX {
+            let (threads, skipped) = self.stuck_at();
+            if threads >= STUCK_MAX {
                 return Err(format!("{STUCK_MAX} processes hold up looks at their open files"));
             }
             let look = Arc::new(FileLook::new(pods.clone(), devices.clone(), skipped, until));
@@ -96,6 +96,12 @@ impl FileLooks {
                 return Ok(look.found());
             }
         }
+    }
+
+    /// How many looks stand still, and the processes they stand at.
+    fn stuck_at(&self) -> (usize, BTreeSet<u32>) {
+        let stuck = locked(&self.stuck);
+        (stuck.len(), stuck.iter().map(|look| look.at()).collect())
     }
 
     /// Begins a look, and waits for it. False if it is held up, or its time is over.

@@ -437,7 +437,8 @@ mod tests {
         assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew, &[]), None);
         assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
         let looks = processes.looks.load(Ordering::SeqCst);
-        let mut none = record(HoldMode::Whole, "uid");
+        // Whoever has a whole GPU open is looked for in any case.
+        let mut none = record(HoldMode::Mig, "uid");
         none.intent.pods.clear();
         assert_eq!(holders.hold(&none, ReleaseCause::Api, &[]), None);
         assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
