@@ -194,9 +194,9 @@ impl Holders {
             return None;
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
-        let by = self.of(&record.intent.pods).and_then(|by| match by.is_empty() {
-            true => Ok(self.openers_of(&key, &devices, rightful)),
-            false => Ok(by),
+        let by = self.of(&record.intent.pods).map(|by| match by.is_empty() {
+            true => self.openers_of(&key, &devices, rightful),
+            false => by,
         });
         match by {
             Ok(by) if by.is_empty() => None,
