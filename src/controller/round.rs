@@ -3,8 +3,9 @@
 
 use crate::controller::Moment;
 use crate::controller::core::Core;
-use crate::controller::queue::UnitKey;
+use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
+use crate::controller::steps::place::Refused;
 use crate::controller::write::Round;
 
 impl Core {
@@ -68,11 +69,7 @@ impl Core {
         for turn in turns {
             let epoch = self.capacity.epoch();
             if turn.tried != Some(epoch) && self.may_try(&turn) {
-                let mut placed = self.place_beside(&turn, now);
-                if placed.is_err() && self.queue.reopen(&turn.pods, now) {
-                    placed = self.place_beside(&turn, now);
-                }
-                self.pay(&turn);
+                let placed = self.try_unit(&turn, now);
                 match placed {
                     Ok(true) => {
                         round.decided += 1;
@@ -124,5 +121,15 @@ impl Core {
         self.consolidate(now, round);
         self.close_purse();
         self.capacity.lift_all();
+    }
+
+    /// Tries a unit; where there is no place, also on nodes that refused its pods a while ago.
+    fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
+        let mut placed = self.place_beside(turn, now);
+        if placed.is_err() && self.queue.reopen(&turn.pods, now) {
+            placed = self.place_beside(turn, now);
+        }
+        self.pay(turn);
+        placed
     }
 }

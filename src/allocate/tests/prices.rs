@@ -35,7 +35,7 @@ fn nobody_pays_for_the_searches_of_others() {
         let mut index = nodes(200, 2);
         let small = PodAsk::from(mib(1_000));
         for _ in 0..3 {
-            cost_of(&mut index, u64::MAX, &[small.clone()]);
+            cost_of(&mut index, u64::MAX, std::slice::from_ref(&small));
             if others {
                 cost_of(&mut index, u64::MAX, &[hard(2, 0).into()]);
             }
@@ -50,7 +50,7 @@ fn nobody_pays_for_the_searches_of_others() {
             };
             index.apply(&PodUid::new(nth.to_string()), &place).unwrap();
             if nth % 20 == 0 {
-                cost_of(&mut index, u64::MAX, &[small.clone()]);
+                cost_of(&mut index, u64::MAX, std::slice::from_ref(&small));
             }
         }
         spent.push(cost_of(&mut index, u64::MAX, &[small]).0);
@@ -80,15 +80,15 @@ fn a_search_costs_more_the_more_constraints_it_looks_at() {
 fn a_search_stops_at_the_node_where_nothing_is_left() {
     const NODES: u32 = 12;
     let pod = PodAsk::from(hard(4, 0));
-    let (all, short, found) = cost_of(&mut nodes(NODES, 4), u64::MAX, &[pod.clone()]);
+    let (all, short, found) = cost_of(&mut nodes(NODES, 4), u64::MAX, std::slice::from_ref(&pod));
     assert_eq!((short, &found), (false, &None));
     let of_node = all / u64::from(NODES);
     let mut index = nodes(NODES, 4);
-    let (spent, short, found) = cost_of(&mut index, 3 * of_node, &[pod.clone()]);
+    let (spent, short, found) = cost_of(&mut index, 3 * of_node, std::slice::from_ref(&pod));
     assert!(short && found.is_none());
     assert!((3 * of_node..5 * of_node).contains(&spent), "{spent}, a node takes {of_node}");
     index.allow(of_node);
-    let refused = decide(&mut index, &[pod.clone()], Policy::Pack).unwrap_err();
+    let refused = decide(&mut index, std::slice::from_ref(&pod), Policy::Pack).unwrap_err();
     assert!(matches!(refused.shortage, Shortage::Unsearched { wants: 9 }), "{refused}");
     assert!(refused.to_string().contains("takes too long to try all ways to place 9 requests"), "{refused}");
     // Nothing of it stays: with enough it is what it was.

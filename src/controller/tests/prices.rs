@@ -215,7 +215,7 @@ fn a_gang_that_starts_with_fewer_goes_on_with_them_in_the_next_round() {
             "requests": [{"name": "r", "firstAvailable": subs}], "config": config}}}));
         let gang =
             json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}}});
-        pod(&mut cluster, &name, &[name.clone()], gang);
+        pod(&mut cluster, &name, std::slice::from_ref(&name), gang);
     }
     cluster.deliver(usize::MAX);
     // Enough to read what they ask for, and for one step or another of what follows.
