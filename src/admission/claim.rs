@@ -569,6 +569,31 @@ mod tests {
     }
 
     #[test]
+    fn what_passes_unchecked_is_not_read_and_its_author_is_told() {
+        let body = |kind: &str, operation: &str| {
+            let wrong =
+                claim(&json!({"requests": [shared("a")], "config": [share(json!(["b"]), json!({}))]}));
+            let group = if kind == "Pod" { "" } else { "resource.k8s.io" };
+            let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+                "uid": "u", "operation": operation, "kind": {"group": group, "version": "v1", "kind": kind},
+                "object": wrong}});
+            serde_json::to_vec(&review).unwrap()
+        };
+        assert_eq!(validate(&body("ResourceClaim", "CREATE"), &known()).unwrap().verdict, Verdict::Refused);
+        for (kind, operation, told) in
+            [("ResourceClaim", "CREATE", 1), ("ResourceClaim", "DELETE", 0), ("Pod", "CREATE", 0)]
+        {
+            let answer = crate::admission::pass_unchecked(&body(kind, operation)).unwrap();
+            let warnings = list(&answer.review["response"]["warnings"]).map(text).collect::<Vec<_>>();
+            assert_eq!((answer.verdict, warnings.len()), (Verdict::Allowed, told), "{kind} {operation}");
+            assert!(
+                warnings.iter().all(|words| words.starts_with("the claim was not checked")),
+                "{warnings:?}"
+            );
+        }
+    }
+
+    #[test]
     fn each_mistake_is_told_with_the_full_path() {
         let parameters = |parameters: Value| {
             json!({"requests": [shared("gpu")], "config": [
