@@ -756,7 +756,9 @@ async fn where_the_api_server_shows_a_certificate_nobody_else_may_call() {
     assert!(!is_let_in(None).await, "without a certificate");
     assert!(!is_let_in(Some(authority.sign("kubelet"))).await, "another name");
     assert!(!is_let_in(Some(stranger.sign("kube-apiserver"))).await, "another CA");
-    assert!(replica.metric("tranche_webhook_failed_handshakes_total 3"));
+    // A failed handshake is counted after the caller was told of it.
+    until("three callers to be counted", || replica.metric("tranche_webhook_failed_handshakes_total 3"))
+        .await;
     // Another CA is taken without a restart, and what is no CA changes nothing.
     std::fs::write(&file, "none").unwrap();
     assert!(is_let_in(Some(authority.sign("kube-apiserver"))).await);

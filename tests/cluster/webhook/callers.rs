@@ -140,6 +140,11 @@ fn failed(webhook: &Webhook) -> f64 {
     sum(&webhook.ask("/metrics").expect("metrics"), HANDSHAKES)
 }
 
+/// The webhook counts a failed handshake after the caller was told of it.
+async fn until_failed(what: &str, webhook: &Webhook, is_enough: impl Fn(f64) -> bool) {
+    wait_until(what, LIMIT, || async { is_enough(failed(webhook)).then_some(()) }).await;
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn an_api_server_that_shows_its_certificate_is_answered_and_nobody_else_is() {
@@ -160,8 +165,7 @@ async fn an_api_server_that_shows_its_certificate_is_answered_and_nobody_else_is
     let said = stage.create(KAI, &pod, true).expect_err("it would run without a GPU");
     assert!(said.contains("failed calling webhook \"pods.tranche.dev\""), "{said}");
     stage.create(OTHER, &bad, true).unwrap_or_else(|said| panic!("{said}"));
-    let turned_away = failed(&webhook);
-    assert!(turned_away > 0.0, "{}", stage.log());
+    until_failed("the API server's handshakes to be counted", &webhook, |count| count > 0.0).await;
 
     stage.show_certificate();
     let refused = || async { stage.create(OTHER, &bad, true).err() };
@@ -181,6 +185,7 @@ async fn an_api_server_that_shows_its_certificate_is_answered_and_nobody_else_is
     let other = Caller::of_cluster(&etc, "front-proxy");
     assert!(!stage.is_let_in(Some(&other)).await, "another name of the same CA, as every kubelet has one");
     assert!(!stage.is_let_in(Some(&Caller::stranger(stage.files.path()))).await, "another CA");
+    until_failed("three callers to be counted", &webhook, |count| count >= before + 3.0).await;
     assert_eq!(failed(&webhook), before + 3.0, "{}", stage.log());
     stage.create(OTHER, &bad, true).expect_err("the API server is still answered");
 }
