@@ -12,7 +12,7 @@ use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
 use crate::params::{self, AskedError, Params, Said, ShareGrant};
-use crate::select::CLAIM_ENTRIES_MAX;
+use crate::select::{CLAIM_ENTRIES_MAX, CONSTRAINED_MAX};
 
 /// The API server takes 32 requests, 32 configurations, and 32 names of requests in each.
 const ENTRIES_TOO_MANY: usize = 65;
@@ -121,7 +121,9 @@ pub(super) fn problems(
         found.extend(without_meaning(request));
     }
     found.extend(requests.iter().filter_map(too_little));
-    if let Some(problem) = more_than_is_read(&requests, &at) {
+    if let Some(problem) =
+        more_than_is_read(&requests, &at).or_else(|| too_many_constrained(devices, &requests, &at))
+    {
         found.push(problem);
         return found;
     }
@@ -194,6 +196,19 @@ fn more_than_is_read(requests: &[ClaimRequest<'_>], at: &str) -> Option<Problem>
     let entries: usize = requests.iter().map(entries).sum();
     (is_ours && entries > CLAIM_ENTRIES_MAX)
         .then(|| Problem { field: format!("{at}.requests"), words: messages::entries(entries) })
+}
+
+/// The controller refuses such a pod, too; the author of a single claim learns it here.
+fn too_many_constrained(devices: &Value, requests: &[ClaimRequest<'_>], at: &str) -> Option<Problem> {
+    let all = list(&devices["requests"]).count();
+    let named = |constraint: &Value| match list(&constraint["requests"]).count() {
+        0 => all,
+        named => named,
+    };
+    let is_ours = requests.iter().any(ClaimRequest::is_controllers);
+    let constrained: usize = list(&devices["constraints"]).map(named).sum();
+    (is_ours && constrained > CONSTRAINED_MAX)
+        .then(|| Problem { field: format!("{at}.constraints"), words: messages::constrained(constrained) })
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -983,5 +998,26 @@ mod tests {
         assert!(found.len() == 1 && found[0].starts_with("spec.devices.requests: "), "{found:?}");
         assert!(found[0].contains("513 ") && found[0].contains("512 are the most"), "{found:?}");
         assert_eq!(told(devices("other.example.com", CLAIM_ENTRIES_MAX)), [""; 0], "another's to judge");
+    }
+
+    #[test]
+    fn the_constraints_of_a_claim_for_shares_name_at_most_as_many_requests_as_the_controller_reads() {
+        let devices = |class: &str, constraints: Value| {
+            let requests: Vec<_> = (0..16)
+                .map(|n| json!({"name": format!("r{n}"), "exactly": {"deviceClassName": class}}))
+                .collect();
+            let config =
+                if class == SHARED_CLASS { vec![share(json!([]), json!({"memory": "1Gi"}))] } else { vec![] };
+            json!({"requests": requests, "config": config, "constraints": constraints})
+        };
+        let of_all = json!({"matchAttribute": "gpu.nvidia.com/productName"});
+        let of_one = json!({"matchAttribute": "gpu.nvidia.com/productName", "requests": ["r0"]});
+        let most = vec![of_all; CONSTRAINED_MAX / 16];
+        assert_eq!(told(devices(SHARED_CLASS, json!(most))), [""; 0]);
+        let more = json!([most, vec![of_one]].concat());
+        let found = told(devices(SHARED_CLASS, more.clone()));
+        assert!(found.len() == 1 && found[0].starts_with("spec.devices.constraints: "), "{found:?}");
+        assert!(found[0].contains("name 257 requests") && found[0].contains("256 are the most"), "{found:?}");
+        assert_eq!(told(devices("other.example.com", more)), [""; 0], "another's to judge");
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::model::names::{RequestName, SHARED_CLASS};
 use crate::params::Params;
-use crate::select::{CLAIM_BYTES_MAX, CLAIM_ENTRIES_MAX};
+use crate::select::{CLAIM_BYTES_MAX, CLAIM_ENTRIES_MAX, CONSTRAINED_MAX};
 
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
 pub const ADMIN_ACCESS: &str = "is for class gpu.nvidia.com; shares have no administrative access";
@@ -49,6 +49,14 @@ pub fn entries(count: usize) -> String {
     format!(
         "the requests of the claim have {count} alternatives, selectors and tolerations in all; {CLAIM_ENTRIES_MAX} are \
          the most; write several claims"
+    )
+}
+
+/// Of all constraints: they name so many requests.
+pub fn constrained(count: usize) -> String {
+    format!(
+        "the constraints of the claim name {count} requests, each counted as often as it is named (one that names none is \
+         about all); {CONSTRAINED_MAX} are the most; write fewer constraints, or name fewer requests in them"
     )
 }
 

@@ -49,6 +49,8 @@ pub const CLAIM_BYTES_MAX: usize = 60 << 10;
 /// Of a claim's requests or their alternatives, with their selectors and tolerations, in all: each takes several times
 /// its text in the controller's memory.
 pub const CLAIM_ENTRIES_MAX: usize = 512;
+/// Of the requests that the constraints of a pod's claims name, each counted as often as it is named.
+pub const CONSTRAINED_MAX: usize = 256;
 
 /// About what the parser takes; patterns come on top.
 const COMPILE_TICKS_PER_BYTE: u64 = 50;

@@ -444,11 +444,37 @@ fn review_of(namespace: &str, claim: &Value) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
+/// Where its configuration says nothing else.
+const API_SERVER_WAITS: Duration = Duration::from_secs(3);
+
+/// So many callers who ask for the same review at once.
+fn flood(
+    replica: &Arc<Replica>,
+    bundle: &Arc<Vec<u8>>,
+    body: &Arc<Vec<u8>>,
+    count: usize,
+) -> JoinSet<(u16, String)> {
+    let mut flood = JoinSet::new();
+    for _ in 0..count {
+        let (replica, bundle, body) = (replica.clone(), bundle.clone(), body.clone());
+        flood.spawn(async move { replica.post(&bundle, "/validate", &body).await });
+    }
+    flood
+}
+
+async fn a_pod_is_changed_in_time(replica: &Replica, bundle: &[u8], nth: usize) {
+    let pod = json!({"metadata": {"name": "p", "annotations": {"gpu-memory": "2000"}},
+        "spec": {"containers": [{"name": "main"}]}});
+    let asked = Instant::now();
+    let changed = replica.review(bundle, "/mutate", ("", "Pod"), pod).await;
+    assert_eq!(changed["patchType"], "JSONPatch");
+    assert!(asked.elapsed() < API_SERVER_WAITS, "pod {nth} was answered after {:?}", asked.elapsed());
+}
+
 /// All entries of a claim are held against each other: what the API server admits of that is not done on the thread that
 /// answers pods, also where more wait than can be checked.
 #[tokio::test]
 async fn wide_claims_hold_up_nobody_and_pass_with_a_warning_where_too_many_wait() {
-    const API_SERVER_WAITS: Duration = Duration::from_secs(3);
     const FLOOD: usize = 200;
     let api = cluster();
     let replica = Arc::new(start(&api, own(SHORT * 360)));
@@ -464,18 +490,9 @@ async fn wide_claims_hold_up_nobody_and_pass_with_a_warning_where_too_many_wait(
     let config = json!({"requests": named, "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}});
     let wide = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": requests, "config": vec![config; 32]}}});
     let body = Arc::new(review_of("evil", &wide));
-    let mut flood = JoinSet::new();
-    for _ in 0..FLOOD {
-        let (replica, bundle, body) = (replica.clone(), bundle.clone(), body.clone());
-        flood.spawn(async move { replica.post(&bundle, "/validate", &body).await });
-    }
+    let mut flood = flood(&replica, &bundle, &body, FLOOD);
     for nth in 0..4 {
-        let pod = json!({"metadata": {"name": "p", "annotations": {"gpu-memory": "2000"}},
-            "spec": {"containers": [{"name": "main"}]}});
-        let asked = Instant::now();
-        let changed = replica.review(&bundle, "/mutate", ("", "Pod"), pod).await;
-        assert_eq!(changed["patchType"], "JSONPatch");
-        assert!(asked.elapsed() < API_SERVER_WAITS, "pod {nth} was answered after {:?}", asked.elapsed());
+        a_pod_is_changed_in_time(&replica, &bundle, nth).await;
     }
     let (mut refused, mut warned) = (0, 0);
     while let Some(answer) = flood.join_next().await {
@@ -500,7 +517,6 @@ async fn wide_claims_hold_up_nobody_and_pass_with_a_warning_where_too_many_wait(
 /// answered before it gives up.
 #[tokio::test]
 async fn claims_with_dear_selectors_hold_up_nobody() {
-    const API_SERVER_WAITS: Duration = Duration::from_secs(3);
     const FLOOD: usize = 40;
     let api = cluster();
     let replica = Arc::new(start(&api, own(SHORT * 360)));
@@ -509,20 +525,11 @@ async fn claims_with_dear_selectors_hold_up_nobody() {
     let ten = "[0,1,2,3,4,5,6,7,8,9]";
     let dear = (0..8).fold("false".to_owned(), |inner, nth| format!("{ten}.exists(x{nth}, {inner})"));
     let body = Arc::new(review_of("evil", &selected(&dear, "1Gi")));
-    let mut flood = JoinSet::new();
-    for _ in 0..FLOOD {
-        let (replica, bundle, body) = (replica.clone(), bundle.clone(), body.clone());
-        flood.spawn(async move { replica.post(&bundle, "/validate", &body).await });
-    }
+    let mut flood = flood(&replica, &bundle, &body, FLOOD);
     // The first of them is there, and being looked at or answered.
     let begin = Instant::now();
     for nth in 0..4 {
-        let pod = json!({"metadata": {"name": "p", "annotations": {"gpu-memory": "2000"}},
-            "spec": {"containers": [{"name": "main"}]}});
-        let asked = Instant::now();
-        let changed = replica.review(&bundle, "/mutate", ("", "Pod"), pod).await;
-        assert_eq!(changed["patchType"], "JSONPatch");
-        assert!(asked.elapsed() < API_SERVER_WAITS, "pod {nth} was answered after {:?}", asked.elapsed());
+        a_pod_is_changed_in_time(&replica, &bundle, nth).await;
         let asked = Instant::now();
         let wrong = review_of("ml", &selected("true", "much"));
         let (status, said) = replica.post(&bundle, "/validate", &wrong).await;

@@ -189,15 +189,7 @@ fn is_decided(cluster: &Cluster, namespace: &str) -> usize {
 
 /// A pod whose claim's request has alternatives with these amounts.
 fn with_alternatives(cluster: &mut Cluster, namespace: &str, name: &str, amounts: &[&str]) {
-    let sub = |nth: usize| json!({"name": format!("s{nth}"), "deviceClassName": SHARED_CLASS});
-    let subs: Vec<Value> = (0..amounts.len()).map(sub).collect();
-    let config = |(nth, memory): (usize, &&str)| {
-        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory});
-        json!({"requests": [format!("r/s{nth}")], "opaque": {"driver": DRIVER, "parameters": share}})
-    };
-    let config: Vec<Value> = amounts.iter().enumerate().map(config).collect();
-    cluster.put_claim(json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"devices": {
-        "requests": [{"name": "r", "firstAvailable": subs}], "config": config}}}));
+    cluster.put_alternatives(namespace, name, amounts);
     cluster.store_pod(object(json!({"metadata": {"name": name, "namespace": namespace},
         "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": name}]},
         "status": {"phase": "Pending"}})));

@@ -235,6 +235,19 @@ impl Cluster {
         self.store(claim);
     }
 
+    /// A claim with one request `r` of the controller's class, whose alternatives have these amounts of memory.
+    pub fn put_alternatives(&mut self, namespace: &str, name: &str, amounts: &[&str]) {
+        let sub = |nth: usize| json!({"name": format!("s{nth}"), "deviceClassName": SHARED_CLASS});
+        let subs: Vec<Value> = (0..amounts.len()).map(sub).collect();
+        let config = |(nth, memory): (usize, &&str)| {
+            let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory});
+            json!({"requests": [format!("r/s{nth}")], "opaque": {"driver": DRIVER, "parameters": share}})
+        };
+        let config: Vec<Value> = amounts.iter().enumerate().map(config).collect();
+        self.put_claim(json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"devices": {
+            "requests": [{"name": "r", "firstAvailable": subs}], "config": config}}}));
+    }
+
     pub fn put_pod(&mut self, name: &str, claims: &[&str], more: Value) {
         let named: Vec<Value> =
             claims.iter().map(|one| json!({"name": one, "resourceClaimName": one})).collect();

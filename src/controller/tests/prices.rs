@@ -203,16 +203,8 @@ fn a_gang_that_starts_with_fewer_goes_on_with_them_in_the_next_round() {
     let mut cluster = cluster(2, 1);
     for nth in 0..4 {
         let amounts = ["500Gi", "501Gi", "502Gi", "503Gi", "504Gi", "505Gi", "506Gi", "60Gi"];
-        let sub = |nth: usize| json!({"name": format!("s{nth}"), "deviceClassName": SHARED_CLASS});
-        let subs: Vec<Value> = (0..amounts.len()).map(sub).collect();
-        let config = |(nth, memory): (usize, &&str)| {
-            let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory});
-            json!({"requests": [format!("r/s{nth}")], "opaque": {"driver": DRIVER, "parameters": share}})
-        };
-        let config: Vec<Value> = amounts.iter().enumerate().map(config).collect();
         let name = format!("g{nth}");
-        cluster.put_claim(json!({"metadata": {"name": name, "namespace": "evil"}, "spec": {"devices": {
-            "requests": [{"name": "r", "firstAvailable": subs}], "config": config}}}));
+        cluster.put_alternatives("evil", &name, &amounts);
         let gang =
             json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}}});
         pod(&mut cluster, &name, std::slice::from_ref(&name), gang);

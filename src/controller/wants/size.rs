@@ -3,9 +3,7 @@
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceRequest};
 
 use super::{POD_REQUESTS_MAX, POD_TRIES_MAX, WAYS_MAX};
-
-/// The constraints of a pod's claims name at most so many requests, each counted as often as it is named.
-pub const POD_CONSTRAINED_MAX: usize = 256;
+use crate::select::CONSTRAINED_MAX;
 
 /// In ticks of [`crate::select::TICKS_PER_UNIT`]: of counting what a claim has; of reading one request in one combination
 /// of alternatives; of reading an entry of its configuration; and of comparing a request's name with another.
@@ -63,10 +61,10 @@ impl Size {
                 "its claims have {requests} requests together; a pod is placed with at most {POD_REQUESTS_MAX}"
             ));
         }
-        if *constrained > POD_CONSTRAINED_MAX {
+        if *constrained > CONSTRAINED_MAX {
             return Err(format!(
                 "the constraints of its claims name {constrained} requests, each counted as often as it is named; a pod \
-                 is placed with at most {POD_CONSTRAINED_MAX}: write fewer constraints, or name fewer requests in them"
+                 is placed with at most {CONSTRAINED_MAX}: write fewer constraints, or name fewer requests in them"
             ));
         }
         if *ways > WAYS_MAX {
