@@ -26,7 +26,7 @@ const PLAIN: &str = "tests/cluster/data/plain";
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn apply_plain(rig: &Rig) {
-    rig.on_end(&["kubectl", "delete", "-k", PLAIN, "--ignore-not-found", "--timeout=90s"]);
+    rig.on_end(&["kubectl", "delete", "-k", PLAIN, "--ignore-not-found", "--timeout=170s"]);
     rig.kubectl(&["apply", "-k", PLAIN]);
 }
 
@@ -439,7 +439,7 @@ async fn the_chart_installs_upgrades_and_leaves_nothing_behind() {
     ]);
     assert!(args.contains("--log-format=text"), "the upgrade reached the DaemonSet: {args}");
 
-    rig.helm(&["uninstall", "tranche", "-n", NAMESPACE, "--wait", "--timeout=90s"])
+    rig.helm(&["uninstall", "tranche", "-n", NAMESPACE, "--wait", "--timeout=170s"])
         .expect("it can be uninstalled");
     let mut kinds = "serviceaccounts,clusterroles,clusterrolebindings,daemonsets,pods,deviceclasses,\
                      validatingadmissionpolicies,validatingadmissionpolicybindings,configmaps,secrets"
@@ -511,7 +511,7 @@ fn uninstall_at_end(rig: &Rig) {
         NAMESPACE,
         "elsewhere",
         "--ignore-not-found",
-        "--timeout=90s",
+        "--timeout=170s",
     ]);
     rig.on_end(&["helm", "uninstall", "tranche", "-n", NAMESPACE, "--ignore-not-found", "--wait"]);
 }

@@ -53,7 +53,7 @@ fn give_the_right(cluster: &TestCluster) -> tempfile::TempDir {
 async fn set(cluster: &TestCluster, before: &[String], flag: &str) {
     let args: Vec<String> = before.iter().cloned().chain([flag.to_owned()]).collect();
     cluster.rig.kubectl(&["-n", SYSTEM, "patch", "daemonset", SET, "-p", &with_args(&args)]);
-    cluster.rig.run(&["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=120s"]);
+    cluster.rig.run(&["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=170s"]);
     let alone = || async { (cluster.plugins(NODE).await.len() == 1).then_some(()) };
     wait_until("the old plugin to be gone", PATIENCE, alone).await;
 }
@@ -101,7 +101,7 @@ async fn a_node_is_labelled_by_its_gpus_and_makes_way_for_whoever_labels_it_alre
             ["kubectl", "label", "node", "-l", &format!("kubernetes.io/hostname={node}"), product, count];
         cluster.rig.on_end(&[&words[..], &[memory, present]].concat());
     }
-    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=120s"];
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=170s"];
     cluster.rig.on_end(&rollout);
     cluster.rig.on_end(&["kubectl", "-n", SYSTEM, "patch", "daemonset", SET, "-p", &with_args(&before)]);
     let _rights = give_the_right(&cluster);

@@ -250,7 +250,7 @@ async fn a_jobs_pods_see_their_gpu_and_give_it_back() {
         let lines: Vec<_> = said.lines().collect();
         assert!(lines.len() == 1 && lines[0].starts_with("GPU 0: "), "{name} saw {said}");
     }
-    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "job", "look", "--timeout=90s"]);
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "job", "look", "--timeout=170s"]);
     cluster.end().await;
 }
 

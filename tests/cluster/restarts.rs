@@ -16,6 +16,8 @@ use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, container_run, minor_of, node_of, sum};
 
 const NODE: &str = "node-a";
+/// Kubelet deletes the slices of a plugin that is away for longer, half a minute.
+const KUBELET_KEEPS_SLICES: Duration = Duration::from_secs(25);
 
 /// A pod that was there before, and what it has.
 struct Living {
@@ -87,6 +89,7 @@ async fn the_plugin_is_killed() {
     let living = Living::on(&cluster).await;
     let before = uids(&cluster).await;
     let plugin = cluster.plugin(NODE).await;
+    let killed = Instant::now();
     cluster.kill9(NODE, &plugin);
     let restarted = || async {
         let pod = cluster.plugins(NODE).await.into_iter().next()?;
@@ -95,9 +98,13 @@ async fn the_plugin_is_killed() {
     };
     wait_until("kubelet to start the plugin again", PATIENCE, restarted).await;
     let took = cluster.registered(NODE, Duration::from_secs(30)).await;
+    let away = killed.elapsed();
     println!("ready {:.1} s after it was seen restarted", took.as_secs_f64());
     living.goes_on(&cluster).await;
-    assert_eq!(uids(&cluster).await, before, "the slices were published anew for nothing");
+    match away < KUBELET_KEEPS_SLICES {
+        true => assert_eq!(uids(&cluster).await, before, "the slices were published anew for nothing"),
+        false => println!("away for {away:?}: kubelet may have deleted the slices"),
+    }
     cluster.end().await;
 }
 

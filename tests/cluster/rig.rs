@@ -81,7 +81,7 @@ impl Rig {
     /// Both outputs of a verb; Err has them with its exit status.
     fn outputs(&self, verb: &[&str]) -> Result<(String, String), String> {
         let out = Command::new("timeout")
-            .args(["--kill-after=5", "180"])
+            .args(["--kill-after=5", "200"])
             .arg(root().join("hack/rig/rig"))
             .args(verb)
             .current_dir(root())

@@ -74,7 +74,14 @@ async fn a_claim_of_the_same_name_waits_for_the_old_pod_and_then_works() {
     cluster.create(one()).await;
     cluster.create(on("node-a", user_of("name", "new"))).await;
     cluster.wait_ready("new").await;
-    assert!(pods.get_opt("old").await.unwrap().is_none(), "the old pod has ended before the new one runs");
+    // Kubelet takes back what the old pod had before it lets the pod's object go.
+    let runs = |pod: &Pod| {
+        let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+        statuses.filter_map(|one| one.state.as_ref()).any(|state| state.running.is_some())
+    };
+    let is_running = pods.get_opt("old").await.unwrap().is_some_and(|old| runs(&old));
+    assert!(!is_running, "the old pod has ended before the new one runs");
+    cluster.gone("old").await;
     assert_ne!(claims.get("name").await.unwrap().metadata.uid, old);
     assert_eq!(cluster.inside("new", "main").gpus, [minor_of(&cluster.devices_of("name").await[0])]);
     cluster.end().await;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
@@ -93,8 +94,10 @@ impl TestCluster {
         wait_until("all controllers to answer", PATIENCE, || cluster.controllers_answer()).await;
         for node in &cluster.nodes {
             cluster.registered(node, PATIENCE).await;
-            let offers = || async { (!cluster.published(node).await.is_empty()).then_some(()) };
-            wait_until(&format!("{node} to offer devices"), PATIENCE, offers).await;
+            wait_until(&format!("{node}'s only plugin to have published"), PATIENCE, || {
+                cluster.only_plugin_has_published(node)
+            })
+            .await;
         }
         cluster
     }
@@ -108,7 +111,7 @@ impl TestCluster {
     /// Removes what the test made, and ends it if the driver keeps anything of it.
     pub async fn end(self) {
         let kinds = "deployments,pods,resourceclaims,resourceclaimtemplates";
-        self.rig.kubectl(&["-n", &self.namespace, "delete", kinds, "--all", "--timeout=90s"]);
+        self.rig.kubectl(&["-n", &self.namespace, "delete", kinds, "--all", "--timeout=170s"]);
         self.wait_clean().await;
         self.replace_restarted().await;
         println!("{}: {:.1} s", self.test, self.begin.elapsed().as_secs_f64());
@@ -123,7 +126,7 @@ impl TestCluster {
         let old: Vec<Pod> = all.into_iter().filter(has_restarted).collect();
         for pod in &old {
             let name = pod.metadata.name.as_deref().expect("a pod has a name");
-            self.rig.kubectl(&["-n", SYSTEM, "delete", "pod", name, "--ignore-not-found", "--timeout=90s"]);
+            self.rig.kubectl(&["-n", SYSTEM, "delete", "pod", name, "--ignore-not-found", "--timeout=170s"]);
         }
         for pod in &old {
             let component =
@@ -137,9 +140,9 @@ impl TestCluster {
     /// Waits until no node has a record, container edits, a temporary file or a board for MPS alone left.
     pub async fn wait_clean(&self) {
         let left = || self.nodes.iter().flat_map(|node| self.left_on(node)).collect::<Vec<_>>();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + PATIENCE * SLOWER;
         while !left().is_empty() {
-            assert!(Instant::now() < end, "left on the nodes for {PATIENCE:?}: {:?}", left());
+            assert!(Instant::now() < end, "left on the nodes for {:?}: {:?}", PATIENCE * SLOWER, left());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -209,7 +212,7 @@ impl TestCluster {
     /// Waits until the pod is Ready; on failure tells what became of it.
     pub async fn wait_ready(&self, pod: &str) -> Pod {
         let pods: Api<Pod> = self.api();
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + PATIENCE * SLOWER;
         loop {
             let now = pods.get_opt(pod).await.ok().flatten();
             if let Some(now) = now.filter(is_ready) {
@@ -217,7 +220,7 @@ impl TestCluster {
             }
             if Instant::now() >= end {
                 let said = self.rig.kubectl(&["-n", &self.namespace, "describe", "pod", pod]);
-                panic!("pod {pod} is not Ready after {PATIENCE:?}:\n{said}");
+                panic!("pod {pod} is not Ready after {:?}:\n{said}", PATIENCE * SLOWER);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -351,7 +354,7 @@ impl TestCluster {
 
     /// Waits until an event says that the pod's claims cannot be prepared, in all these words.
     pub async fn wait_refused(&self, pod: &str, words: &[&str]) -> String {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + PATIENCE * SLOWER;
         loop {
             let said = self.events(pod).await;
             let prepare = |event: &&String| event.starts_with("FailedPrepareDynamicResources");
@@ -441,7 +444,21 @@ impl TestCluster {
         let mut pods = pods.list(&list).await.ok()?.items;
         pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         let answers = |pod: &Pod| is_ready(pod) && ask(pod, "/healthz").is_some();
-        (i32::try_from(pods.len()) == Ok(wanted) && pods.iter().all(answers)).then_some(())
+        // An old leader that is ending keeps the lease for some seconds.
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM);
+        let holder =
+            leases.get_opt("tranche-controller").await.ok()?.and_then(|lease| lease.spec?.holder_identity);
+        let leader = holder.as_deref().and_then(|holder| holder.rsplit_once('_')).map(|(pod, _)| pod);
+        let leads = wanted == 0 || pods.iter().any(|pod| pod.metadata.name.as_deref() == leader);
+        (leads && i32::try_from(pods.len()) == Ok(wanted) && pods.iter().all(answers)).then_some(())
+    }
+
+    /// A plugin is ready before it has written its slices, and the one before it may be ending still.
+    async fn only_plugin_has_published(&self, node: &str) -> Option<()> {
+        let plugins = self.plugins(node).await;
+        let [plugin] = &plugins[..] else { return None };
+        let told = is_ready(plugin) && self.state(node).await["slices"]["phase"] == "Published";
+        (told && !self.published(node).await.is_empty()).then_some(())
     }
 
     /// The plugin's pod on this node that is ready and not on its way out.
@@ -678,10 +695,14 @@ pub fn ask(pod: &Pod, path: &str) -> Option<String> {
 }
 
 pub fn ask_at(pod: &Pod, port: u16, path: &str) -> Option<String> {
+    ask_within(Duration::from_secs(1), pod, port, path)
+}
+
+/// `limit`: to connect, and to answer.
+pub fn ask_within(limit: Duration, pod: &Pod, port: u16, path: &str) -> Option<String> {
     let ip = pod.status.as_ref()?.pod_ip.as_ref()?;
     let address = format!("{ip}:{port}").parse().ok()?;
     // A pod that is on its way out may not answer any more.
-    let limit = Duration::from_secs(1);
     let stream = TcpStream::connect_timeout(&address, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
     answer(stream, path)

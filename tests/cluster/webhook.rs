@@ -18,7 +18,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use crate::manifests;
-use crate::rig::{Rig, root, wait_until};
+use crate::rig::{Rig, SLOWER, root, wait_until};
 use crate::test_cluster::sum;
 
 const SYSTEM: &str = "tranche-system";
@@ -27,8 +27,8 @@ const KAI: &str = "hook-kai";
 /// Without it.
 const OTHER: &str = "hook-other";
 const LIMIT: Duration = Duration::from_secs(60);
-/// The shortest that may be set.
-const LIFE: &str = "10s";
+/// Renewed twice as often as a busy machine may be late.
+const LIFE: &str = "20s";
 
 /// The process, and how to ask it.
 struct Webhook {
@@ -447,7 +447,11 @@ async fn an_outage_stops_only_pods_that_ask_for_shares() {
         stage
             .create(namespace, &stage.file(what, object), false)
             .unwrap_or_else(|said| panic!("{what}: {said}"));
-        assert!(start.elapsed() < Duration::from_secs(10), "{what} in {namespace}: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < Duration::from_secs(10) * SLOWER,
+            "{what} in {namespace}: {:?}",
+            start.elapsed()
+        );
     }
     let said =
         stage.create(KAI, &stage.file("fraction", &fraction), false).expect_err("it would run without a GPU");
@@ -455,7 +459,7 @@ async fn an_outage_stops_only_pods_that_ask_for_shares() {
     // The claim that slipped through can still be changed and deleted.
     let _webhook = stage.serve().await;
     stage.rig.kubectl(&["-n", OTHER, "label", "resourceclaim", "bad", "a=b"]);
-    stage.rig.kubectl(&["-n", OTHER, "delete", "resourceclaim", "bad", "--timeout=30s"]);
+    stage.rig.kubectl(&["-n", OTHER, "delete", "resourceclaim", "bad", "--timeout=170s"]);
     stage.create(KAI, &stage.file("fraction", &fraction), false).unwrap_or_else(|said| panic!("{said}"));
 }
 

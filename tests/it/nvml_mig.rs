@@ -186,7 +186,7 @@ fn what_a_failed_creation_leaves_is_found_by_its_place() {
 
 #[test]
 fn a_slow_creation_delays_neither_other_boards_nor_looks_and_is_taken_back() {
-    const SLOW: u64 = 3_000;
+    const SLOW: u64 = 8_000;
     let boards = Boards::within(Duration::from_millis(500));
     let (slow, other) = (&boards.uuids[0], &boards.uuids[1]);
     let call = "nvmlDeviceCreateGpuInstanceWithPlacement";

@@ -204,7 +204,8 @@ async fn unknown_paths_list_the_known_ones_and_wrong_methods_are_told() {
 /// As many as were seen to have a node plugin killed by its probes.
 #[tokio::test]
 async fn idle_connections_hold_up_nobody() {
-    const SOON: Duration = Duration::from_secs(1);
+    /// As kubelet waits for a probe of ours.
+    const SOON: Duration = Duration::from_secs(5);
     let running = start().await;
     for door in [running.address, running.health] {
         let mut idle = Vec::new();

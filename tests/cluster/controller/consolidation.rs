@@ -119,7 +119,7 @@ async fn what_waits_is_told_which_move_makes_room_and_a_person_makes_it() {
     // Nobody is there to be asked.
     let (_, said, code) = rebalance(&cluster, &["--apply"]);
     assert!(said.contains("give --yes") && code == Some(2), "{said}");
-    let (_, said, code) = rebalance(&cluster, &["--apply", "--yes", "--timeout", "60s"]);
+    let (_, said, code) = rebalance(&cluster, &["--apply", "--yes", "--timeout", "170s"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains(&format!("{namespace}/large has its place on node hollow-1")), "{said}");
     is_moved(&cluster, &small).await;

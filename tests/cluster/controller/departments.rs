@@ -96,7 +96,7 @@ async fn demo(test: &str, fraction: &str) {
     let (said, beside, code) = rebalance(&cluster, &[]);
     assert_eq!(code, Some(3), "{said}{beside}");
     assert!(said.contains("moving 1 pod would make room for 1."), "{said}");
-    let (_, said, code) = rebalance(&cluster, &["--apply", "--yes", "--timeout", "60s"]);
+    let (_, said, code) = rebalance(&cluster, &["--apply", "--yes", "--timeout", "170s"]);
     assert_eq!(code, Some(0), "{said}");
     wait_node(&cluster, "two").await;
     wait_pods(&cluster, "research", (all - NODES, 0)).await;

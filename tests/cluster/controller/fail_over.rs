@@ -98,7 +98,7 @@ async fn an_upgrade_hands_over_without_a_wait() {
         "rollout",
         "status",
         "deployment/tranche-controller",
-        "--timeout=90s",
+        "--timeout=170s",
     ]);
     cluster.end().await;
 }

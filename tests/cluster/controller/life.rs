@@ -24,13 +24,13 @@ async fn an_allocation_that_is_taken_away_is_made_again_after_a_while() {
     wait_placed(&cluster, "a").await;
     // As the scheduler does when the pod cannot run there.
     let cleared = Patch::Merge(json!({"status": {"allocation": null}}));
+    let begun = std::time::Instant::now();
     cluster
         .api::<ResourceClaim>()
         .patch_status("a", &PatchParams::default(), &cleared)
         .await
         .expect("it is cleared");
     wait_not_placed(&cluster, "a").await;
-    let begun = std::time::Instant::now();
     wait_placed(&cluster, "a").await;
     assert!(begun.elapsed() > Duration::from_secs(5), "the only node is left out for a while");
     cluster.end().await;

@@ -20,7 +20,7 @@ const DEPLOYMENT: &str = "deployment/tranche-controller";
 /// replaced may lead, and give back, a moment longer than the rollout lasts. `before`: what it is by default.
 pub(super) async fn set(cluster: &TestCluster, name: &str, value: &str, before: &str) {
     let of = |value: &str| format!("{name}={value}");
-    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"];
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=170s"];
     cluster.rig.on_end(&rollout);
     cluster.rig.on_end(&["kubectl", "-n", SYSTEM, "set", "env", DEPLOYMENT, &of(before)]);
     cluster.rig.kubectl(&["-n", SYSTEM, "set", "env", DEPLOYMENT, &of(value)]);

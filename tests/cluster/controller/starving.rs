@@ -72,10 +72,10 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     let bound = passed(&cluster, others, Gang { size: FREE + 1, class: None }).await;
     // There is room for the small one, and soon for the large one; it is kept.
     create(&cluster, "late", LITTLE, None).await;
-    create(&cluster, "thief", MOST, None).await;
     wait_told(&cluster, "late", KEPT).await;
-    wait_told(&cluster, "thief", WAITS).await;
     end_hollow(&cluster, "other-0").await;
+    create(&cluster, "thief", MOST, None).await;
+    wait_told(&cluster, "thief", WAITS).await;
     create(&cluster, "later", LITTLE, None).await;
     wait_told(&cluster, "later", WAITS).await;
     end_hollow(&cluster, "other-1").await;

@@ -63,7 +63,7 @@ async fn deleting_the_controller_frees_what_it_holds_and_what_runs_goes_on() {
     let file = files.path().join("deployment.json");
     fs::write(&file, as_applied(&cluster).to_string()).expect("it can be kept");
     let apply = ["kubectl", "apply", "-f", file.to_str().expect("its name is text")];
-    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"];
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=170s"];
     cluster.rig.on_end(&rollout);
     cluster.rig.on_end(&apply);
     cluster.rig.kubectl(&["-n", SYSTEM, "delete", DEPLOYMENT]);

@@ -213,7 +213,7 @@ async fn a_namespace_can_be_exempted_and_a_debug_container_is_no_way_in() {
     in_force(&client).await;
     let create = PostParams::default();
 
-    rig.on_end(&["kubectl", "delete", "namespace", EXEMPT, "--ignore-not-found", "--timeout=90s"]);
+    rig.on_end(&["kubectl", "delete", "namespace", EXEMPT, "--ignore-not-found", "--timeout=170s"]);
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let labels = json!({"tranche.dev/pod-policy": "exempt"});
     let namespace = json!({"metadata": {"name": EXEMPT, "labels": labels}});
@@ -281,7 +281,7 @@ async fn every_rule_is_understood_and_can_be_switched() {
     tried(&client, "default", &with_volume("/dev")).await.expect("a rule that is off refuses nothing");
     let env = json!({"env": [{"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]});
     tried(&client, "default", &with_container(env)).await.expect("a rule that is off refuses nothing");
-    rig.helm(&["uninstall", "tranche", "-n", super::NAMESPACE, "--wait", "--timeout=90s"])
+    rig.helm(&["uninstall", "tranche", "-n", super::NAMESPACE, "--wait", "--timeout=170s"])
         .expect("it can be uninstalled");
 
     // The API server's own look at all of them: an expression that does not fit the types would be told.

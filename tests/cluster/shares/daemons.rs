@@ -41,6 +41,9 @@ async fn the_driver_restarts_and_no_share_notices() {
     cluster.registered(&board.node, PATIENCE).await;
     assert_eq!(board.standing(&cluster, &living).await, before, "the node plugin was replaced");
     replace(&cluster, "mps", &board.node).await;
+    // The supervisor answers before it has found the daemons that run.
+    let same = || async { (board.pid(&cluster).await == before.daemon).then_some(()) };
+    wait_until("the same daemon to serve", PATIENCE, same).await;
     assert_eq!(board.standing(&cluster, &living).await, before, "the supervisor was replaced");
     let supervisor = cluster.pod_of("mps", &board.node).await;
     cluster.kill9(&board.node, &supervisor);
@@ -49,6 +52,7 @@ async fn the_driver_restarts_and_no_share_notices() {
         (container_run(&now).1 > container_run(&supervisor).1).then_some(())
     };
     wait_until("kubelet to start the supervisor again", PATIENCE, again).await;
+    wait_until("the same daemon to serve", PATIENCE, same).await;
     assert_eq!(board.standing(&cluster, &living).await, before, "the supervisor was killed");
 
     // What is new works, and the same daemon serves it.

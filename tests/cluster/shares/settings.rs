@@ -31,7 +31,7 @@ pub async fn set(cluster: &TestCluster, flags: &[&str]) {
         let containers = json!([{"name": "node", "args": args}]);
         json!({"spec": {"template": {"spec": {"containers": containers}}}}).to_string()
     };
-    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=120s"];
+    let rollout = ["kubectl", "-n", SYSTEM, "rollout", "status", "daemonset", SET, "--timeout=170s"];
     cluster.rig.on_end(&rollout);
     cluster.rig.on_end(&["kubectl", "-n", SYSTEM, "patch", "daemonset", SET, "-p", &patch(&before)]);
     cluster.rig.kubectl(&["-n", SYSTEM, "patch", "daemonset", SET, "-p", &patch(&args)]);

@@ -6,7 +6,7 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use super::selectors::{CLASS, controllers, holder, small_shares_are_placed, wait_told};
+use super::selectors::{CLASS, all_answer, holder, small_shares_are_placed, wait_told};
 use super::tenant;
 use crate::manifests::{as_nobody, claim, container, parameters, pod};
 use crate::rig::wait_until;
@@ -28,7 +28,7 @@ async fn pods_that_name_many_claims_with_many_requests_stop_nobody() {
     cluster.rig.kubectl(&["create", "namespace", &quiet]);
     cluster.rig.on_end(&["kubectl", "delete", "namespace", &quiet, "--ignore-not-found", "--timeout=90s"]);
     let leader = wait_until("a controller to lead", PATIENCE, || holder(&cluster)).await;
-    let before = controllers(&cluster).await;
+    let before = wait_until("all controllers to answer", PATIENCE, || all_answer(&cluster)).await;
     let attacker = tenant(&cluster).await;
     let claims: Api<ResourceClaim> = Api::namespaced(attacker.clone(), &cluster.namespace);
     let alternatives: Vec<Value> =
@@ -57,8 +57,9 @@ async fn pods_that_name_many_claims_with_many_requests_stop_nobody() {
     }
     wait_told(&cluster, "p0", "have 3202 requests together; a pod is placed with at most 256").await;
     small_shares_are_placed(&cluster, &quiet, 3).await;
-    assert_eq!(controllers(&cluster).await, before, "nobody was restarted, and all answer");
+    let after = wait_until("all controllers to answer", PATIENCE, || all_answer(&cluster)).await;
+    assert_eq!(after, before, "nobody was restarted");
     assert_eq!(holder(&cluster).await.as_ref(), Some(&leader), "the lease was never lost");
-    cluster.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=90s"]);
+    cluster.rig.kubectl(&["-n", &quiet, "delete", "pods,resourceclaims", "--all", "--timeout=170s"]);
     cluster.end().await;
 }

@@ -19,7 +19,7 @@ use tokio_rustls::TlsConnector;
 use super::tenant;
 use crate::manifests;
 use crate::rig::wait_until;
-use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask_at, container_run, from, is_ready, sum};
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, ask_within, container_run, from, is_ready, sum};
 
 const METRICS: u16 = 8080;
 const HEALTH: u16 = 8081;
@@ -135,13 +135,13 @@ async fn keep_idle(idle: &mut Vec<TcpStream>, at: SocketAddr) {
 }
 
 /// Keeps the port of the pod full and asks for its health beside that, as kubelet does: how often, and after how long
-/// there was no answer within a second.
+/// there was no answer within the five seconds that kubelet waits.
 async fn probed_until(end: Instant, pod: &Pod, port: u16) -> (usize, Vec<Duration>) {
     let (mut idle, mut probes, mut late) = (Vec::new(), 0, Vec::new());
     let begin = Instant::now();
     while Instant::now() < end {
         keep_idle(&mut idle, address(pod, port)).await;
-        if ask_at(pod, HEALTH, "/healthz").as_deref() != Some("ok\n") {
+        if ask_within(Duration::from_secs(5), pod, HEALTH, "/healthz").as_deref() != Some("ok\n") {
             late.push(begin.elapsed());
         }
         probes += 1;

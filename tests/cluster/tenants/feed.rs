@@ -80,7 +80,7 @@ impl<'a> Neighbour<'a> {
     }
 
     fn end(&self) {
-        let all = ["-n", &self.namespace, "delete", "pods,resourceclaims", "--all", "--timeout=60s"];
+        let all = ["-n", &self.namespace, "delete", "pods,resourceclaims", "--all", "--timeout=170s"];
         self.cluster.rig.kubectl(&all);
     }
 }
@@ -88,7 +88,7 @@ impl<'a> Neighbour<'a> {
 /// Ends all controllers and waits for those that come after them.
 fn restart_controllers(cluster: &TestCluster) {
     cluster.rig.kubectl(&["-n", SYSTEM, "rollout", "restart", DEPLOYMENT]);
-    cluster.rig.kubectl(&["-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=90s"]);
+    cluster.rig.kubectl(&["-n", SYSTEM, "rollout", "status", DEPLOYMENT, "--timeout=170s"]);
 }
 
 /// How often containers of controllers were restarted.

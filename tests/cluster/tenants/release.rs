@@ -271,7 +271,7 @@ async fn withheld_share(
     let clean = || async { one(cluster, &device).await.taints.unwrap_or_default().is_empty().then_some(()) };
     wait_until("the taint to be gone", SOON, clean).await;
     cluster.delete_all(&[near, theirs, elsewhere]).await;
-    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "resourceclaims", "--all", "--timeout=60s"]);
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "resourceclaims", "--all", "--timeout=170s"]);
 }
 
 /// Where both pods of a tenant see it: a volume that they share.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::controller::metrics;
 use crate::hollow::{self, on_hollow};
 use crate::manifests::{as_nobody, claim, of_gpu, parameters, user_of};
-use crate::rig::wait_until;
+use crate::rig::{SLOWER, wait_until};
 use crate::test_cluster::{PATIENCE, TestCluster, from, sum};
 
 /// Everybody else's shares start within this.
@@ -144,7 +144,7 @@ async fn who_asks_for_all_gpus_of_a_node_stops_nobodys_small_shares() {
         count += 1;
     }
     println!("{count} shares in {:?}, the slowest after {slowest:?}", begin.elapsed());
-    assert!(slowest < AT_ONCE, "{slowest:?}");
+    assert!(slowest < AT_ONCE * SLOWER, "{slowest:?}");
     let told = [cluster.events("all").await, cluster.events("two").await].concat();
     let told: Vec<String> = told.into_iter().filter(|event| event.contains("kept for it until ")).collect();
     assert!(!told.is_empty(), "whom a place was kept for is told");
