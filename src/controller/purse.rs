@@ -1,80 +1,24 @@
 //! What a round may spend, and who may spend it: each namespace the same. Who spends more than that, since what was
-//! begun went on, owes it, and goes without for as long as it took.
-//!
-//! A decision that does not come to its end with what it was given stops. The next time it is given twice as much, up
-//! to a whole round's; one that needs more than that is refused.
+//! begun went on, owes it ([`debts`]). A decision that does not come to its end with what it was given goes on in a later
+//! round ([`trials`]).
+
+mod debts;
+mod trials;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
+pub use trials::{EachPod, Step, TrialKey};
+
+use self::debts::Debts;
+use self::trials::Trials;
 use crate::controller::Moment;
-use crate::controller::queue::UnitKey;
-use crate::controller::recorder::Reason;
 use crate::model::claim::ClaimKey;
-use crate::model::names::PodUid;
 use crate::select::TICKS_PER_UNIT;
 
 /// Of a round, in ticks. One evaluation of a selector, or one decision, may come on top.
 const ROUND: u64 = 10_000_000 * TICKS_PER_UNIT;
 /// For what is no namespace's: GPUs that are held or given back.
 pub const BESIDE: u64 = ROUND / 4;
-/// What a thread does in a millisecond, about, in ticks.
-const MILLISECOND: u64 = 100_000;
-
-/// How far the trial of a unit has come.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// All of its pods together, in this of their ways.
-    All(usize),
-    /// That was in vain: which of the pods fit somewhere by themselves.
-    Each(EachPod),
-    /// As few of these as start together, in this of their ways.
-    Fewest(BTreeSet<PodUid>, usize),
-}
-
-/// Pods that are tried by themselves.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EachPod {
-    pub tried: BTreeSet<PodUid>,
-    pub fitting: BTreeSet<PodUid>,
-    /// Why all of them together are not placed: of which pod, and in words.
-    pub refused: (PodUid, Reason, String),
-}
-
-/// Where a unit goes on.
-#[derive(Debug)]
-struct Stopped {
-    step: Step,
-    /// It needs at least so much to come further, in ticks.
-    needs: u64,
-}
-
-/// When the last round began, and what is worked off since, in ticks.
-#[derive(Debug)]
-struct Clock {
-    per_millisecond: u64,
-    opened: Option<Moment>,
-    /// Namespaces among which the time is divided.
-    shared_by: u64,
-}
-
-impl Clock {
-    /// What a namespace has paid since that has spent so much: its part of the time in which it did nothing.
-    fn paid(&self, slice: u64, spent: u64, now: Moment) -> u64 {
-        if self.per_millisecond == u64::MAX {
-            return slice.saturating_sub(spent);
-        }
-        let passed = self.opened.map_or(Duration::ZERO, |opened| now.saturating_sub(opened));
-        let done = self.per_millisecond.saturating_mul(u64::try_from(passed.as_millis()).unwrap_or(u64::MAX));
-        done.saturating_sub(spent) / self.shared_by
-    }
-
-    /// When a thread has done so much since.
-    fn when(&self, ticks: u64) -> Option<Moment> {
-        let milliseconds = (self.per_millisecond < u64::MAX).then(|| ticks.div_ceil(self.per_millisecond))?;
-        Some(self.opened? + Duration::from_millis(milliseconds))
-    }
-}
 
 /// By namespace, in ticks.
 #[derive(Debug)]
@@ -84,18 +28,15 @@ pub struct Purse {
     left: u64,
     /// Of this round, for each namespace.
     slice: u64,
+    /// Among these the round is divided: each has its part, whatever others have spent.
+    due: BTreeSet<String>,
     spent: BTreeMap<String, u64>,
-    /// Spent beyond the slices of earlier rounds.
-    debts: BTreeMap<String, u64>,
+    debts: Debts,
     /// Namespaces that were not done with when the last round ended: they go on where they stopped.
     going_on: BTreeSet<String>,
     /// Claims that cannot be placed with these classes, and why. What a claim asks for never changes.
     dear: BTreeMap<ClaimKey, String>,
-    /// Units that were not tried to the end.
-    stopped: BTreeMap<UnitKey, Stopped>,
-    /// The unit that is tried may spend so much.
-    granted: u64,
-    clock: Clock,
+    trials: Trials,
 }
 
 impl Default for Purse {
@@ -104,13 +45,12 @@ impl Default for Purse {
             round: ROUND,
             left: 0,
             slice: 0,
+            due: BTreeSet::new(),
             spent: BTreeMap::new(),
-            debts: BTreeMap::new(),
+            debts: Debts::default(),
             going_on: BTreeSet::new(),
             dear: BTreeMap::new(),
-            stopped: BTreeMap::new(),
-            granted: 0,
-            clock: Clock { per_millisecond: MILLISECOND, opened: None, shared_by: 1 },
+            trials: Trials::up_to(ROUND),
         }
     }
 }
@@ -119,7 +59,9 @@ impl Purse {
     /// A round may spend so much, and who owes as much has paid it once a round is over, however long that takes.
     #[cfg(test)]
     pub fn bound(&mut self, ticks: u64) {
-        (self.round, self.clock.per_millisecond) = (ticks, u64::MAX);
+        self.round = ticks;
+        self.debts = Debts::paid_by_rounds();
+        self.trials = Trials::up_to(ticks);
     }
 
     /// In this round.
@@ -133,80 +75,42 @@ impl Purse {
         self.dear.len()
     }
 
-    /// A round begins. `namespaces`: of what waits to be tried; `left_over`: of what the last round did not come to.
-    pub fn open(&mut self, namespaces: &BTreeSet<String>, left_over: BTreeSet<String>, now: Moment) {
-        for (namespace, spent) in &self.spent {
-            let over = spent.saturating_sub(self.slice);
-            if over > 0 {
-                let debt = self.debts.entry(namespace.clone()).or_default();
-                *debt = debt.saturating_add(over);
-            }
-        }
-        for (namespace, debt) in &mut self.debts {
-            // What it worked itself pays for nothing.
-            let spent = self.spent.get(namespace).copied().unwrap_or(0);
-            *debt = debt.saturating_sub(self.clock.paid(self.slice, spent, now));
-        }
+    /// Where units were stopped.
+    pub fn trials(&mut self) -> &mut Trials {
+        &mut self.trials
+    }
+
+    /// A round begins. `due`: namespaces of what waits to be tried; `left_over`: of what the last round did not come to.
+    pub fn open(&mut self, due: BTreeSet<String>, left_over: BTreeSet<String>, now: Moment) {
+        self.debts.settle(&self.spent, self.slice, now);
         self.spent.clear();
-        self.debts.retain(|_, debt| *debt > 0);
         self.left = self.round;
-        let count = (namespaces.len() as u64).max(1);
+        let count = (due.len() as u64).max(1);
         self.slice = self.round / count;
-        (self.clock.opened, self.clock.shared_by) = (Some(now), count);
-        self.going_on = left_over;
+        self.debts.open(count, now);
+        (self.due, self.going_on) = (due, left_over);
     }
 
     /// What the namespace may spend now; none: nothing.
     pub fn allowance(&self, namespace: &str) -> Option<u64> {
-        let of = |all: &BTreeMap<String, u64>| all.get(namespace).copied().unwrap_or(0);
-        let rest = self.slice.saturating_sub(of(&self.spent)).saturating_sub(of(&self.debts));
-        Some(rest.min(self.left)).filter(|rest| *rest > 0)
+        let spent = self.spent.get(namespace).copied().unwrap_or(0);
+        let rest = self.slice.saturating_sub(spent).saturating_sub(self.debts.of(namespace));
+        let rest = if self.due.contains(namespace) { rest } else { rest.min(self.left) };
+        Some(rest).filter(|rest| *rest > 0)
     }
 
     /// When the namespace may spend something again. None: in the next round, whenever that is.
     pub fn owes_until(&self, namespace: &str) -> Option<Moment> {
         let spent = self.spent.get(namespace).copied().unwrap_or(0);
-        let debt = self.debts.get(namespace).copied().unwrap_or(0);
-        let rest = debt.saturating_add(spent.saturating_sub(self.slice)).checked_sub(self.slice)?;
-        self.clock.when(rest.saturating_add(1).saturating_mul(self.clock.shared_by).saturating_add(spent))
+        self.debts.until(namespace, spent, self.slice)
     }
 
-    /// The unit is tried now, and its namespace may spend so much: what the unit may spend. If it stopped at a step that
-    /// takes more than it had, it is more.
-    pub fn grant(&mut self, unit: &UnitKey, ticks: u64) -> u64 {
-        self.granted = ticks.max(self.stopped.get(unit).map_or(0, |stopped| stopped.needs));
-        self.granted
-    }
-
-    /// The unit goes on with this step when it is tried again. `again`: it began with it, and did not come further.
-    pub fn stop(&mut self, unit: &UnitKey, step: Step, again: bool) {
-        let needs = if again { self.granted.saturating_mul(2).min(self.round) } else { 0 };
-        self.stopped.insert(unit.clone(), Stopped { step, needs });
-    }
-
-    /// Before any step: there was not enough to read all that the unit asks for. False: nor will there ever be.
-    pub fn stop_reading(&mut self, unit: &UnitKey) -> bool {
-        let stopped = self.stopped.entry(unit.clone()).or_insert(Stopped { step: Step::All(0), needs: 0 });
-        if self.granted >= self.round && stopped.needs >= self.round {
-            self.stopped.remove(unit);
-            return false;
-        }
-        stopped.needs = self.granted.saturating_mul(2).min(self.round);
-        true
-    }
-
-    /// The step at which the unit goes on. True: it had all that a unit may ever have, and more than it had when it
-    /// stopped at that step.
-    pub fn resume(&mut self, unit: &UnitKey) -> (Step, bool) {
-        match self.stopped.remove(unit) {
-            Some(Stopped { step, needs }) => (step, needs > 0 && self.granted >= self.round),
-            None => (Step::All(0), false),
-        }
-    }
-
-    /// Forgets units that do not wait any more.
-    pub fn tidy(&mut self, waits: impl Fn(&UnitKey) -> bool) {
-        self.stopped.retain(|unit, _| waits(unit));
+    /// The trial goes on now, and its namespace may spend so much: what the trial may spend. If it stopped at a step that
+    /// takes more than it had, it is more; none where the round has nothing left for that.
+    pub fn grant(&mut self, trial: &TrialKey, ticks: u64) -> Option<u64> {
+        let needs = self.trials.needs(trial);
+        let granted = if needs > ticks { Some(needs).filter(|_| self.left > 0) } else { Some(ticks) };
+        granted.inspect(|granted| self.trials.grant(*granted))
     }
 
     /// It was not done with when the last round ended.
@@ -243,7 +147,10 @@ impl Purse {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::model::names::PodUid;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -252,7 +159,24 @@ mod tests {
     }
 
     fn open(purse: &mut Purse, namespaces: &[&str], now: Moment) {
-        purse.open(&names(namespaces), names(&[]), now);
+        purse.open(names(namespaces), names(&[]), now);
+    }
+
+    fn turn(name: &str) -> crate::controller::queue::Turn {
+        use crate::controller::queue::{Together, Turn, UnitKey};
+        let uid = PodUid::new(name);
+        Turn {
+            key: UnitKey::Pod(uid.clone()),
+            priority: 0,
+            pods: vec![uid],
+            tried: None,
+            looked_at: false,
+            left_over: false,
+            since: SECOND,
+            starving: false,
+            together: Together::All,
+            bounded: false,
+        }
     }
 
     #[test]
@@ -262,7 +186,8 @@ mod tests {
         open(&mut purse, &["a", "b"], SECOND);
         assert_eq!(purse.allowance("a"), Some(ROUND / 2));
         purse.pay("a", ROUND);
-        assert_eq!((purse.allowance("a"), purse.allowance("b")), (None, None), "the round is spent");
+        assert_eq!((purse.allowance("a"), purse.allowance("b")), (None, Some(ROUND / 2)));
+        assert_eq!(purse.allowance("c"), None, "the round is spent, and it is none of those that it is for");
         open(&mut purse, &["a", "b"], SECOND);
         assert_eq!((purse.allowance("a"), purse.allowance("b")), (None, Some(ROUND / 2)));
         purse.pay("b", ROUND / 4);
@@ -308,23 +233,48 @@ mod tests {
         assert!((20 * SECOND..21 * SECOND).contains(&(until - SECOND)), "{until:?}");
     }
 
+    /// Each of these owes once it has had its turn, and has paid before the victim is asked for.
     #[test]
-    fn what_is_not_done_with_what_it_had_is_given_twice_as_much_the_next_time() {
+    fn who_owes_nothing_has_its_part_whatever_others_have_spent() {
         let mut purse = Purse::default();
-        let unit = UnitKey::Pod(PodUid::new("p"));
-        let mut given = Vec::new();
-        loop {
-            given.push(purse.grant(&unit, 1000));
-            let (step, had_all) = purse.resume(&unit);
-            assert_eq!(step, Step::All(0));
-            if had_all {
-                break;
+        let debtors: Vec<String> = (0..9).map(|nth| format!("evil-{nth}")).collect();
+        let due: BTreeSet<String> = debtors.iter().cloned().chain(["victim".to_owned()]).collect();
+        for round in 0..20 {
+            purse.open(due.clone(), names(&[]), Duration::from_millis(1250 * (round + 1)));
+            for debtor in &debtors {
+                if purse.allowance(debtor).is_some() {
+                    purse.pay(debtor, ROUND);
+                }
             }
-            purse.stop(&unit, step, true);
+            assert_eq!(purse.allowance("victim"), Some(ROUND / 10), "in round {round}");
         }
-        assert_eq!(given[..4], [1000, 2000, 4000, 8000]);
-        assert_eq!(given.last(), Some(&ROUND));
-        purse.stop(&unit, Step::All(1), false);
-        assert_eq!(purse.grant(&unit, 1000), 1000, "it has come further");
+    }
+
+    /// More than a part of a round is given to one trial after another, and only while something is left.
+    #[test]
+    fn what_a_trial_needs_beyond_its_part_is_given_once_in_a_round() {
+        let mut purse = Purse::default();
+        let trial = |name: &str| TrialKey::from(&turn(name));
+        open(&mut purse, &["a", "b"], SECOND);
+        for name in ["a", "b"] {
+            purse.grant(&trial(name), ROUND / 2);
+            purse.trials().stop(trial(name), Step::All(0), true, 1);
+        }
+        assert_eq!(purse.grant(&trial("a"), ROUND / 2), Some(ROUND));
+        purse.pay("a", ROUND);
+        assert_eq!(purse.grant(&trial("b"), ROUND / 2), None);
+        assert_eq!(purse.grant(&trial("c"), ROUND / 2), Some(ROUND / 2), "it needs no more");
+    }
+
+    #[test]
+    fn short_rounds_pay_for_the_time_that_they_take() {
+        let mut purse = Purse::default();
+        open(&mut purse, &["a"], SECOND);
+        purse.pay("a", ROUND + 100_000);
+        // Half a millisecond each.
+        for nth in 1..=8 {
+            open(&mut purse, &["a"], SECOND + Duration::from_secs(1) + Duration::from_micros(500 * nth));
+        }
+        assert_eq!(purse.allowance("a"), Some(ROUND));
     }
 }

@@ -213,6 +213,10 @@ impl Queue {
         self.units.contains_key(key)
     }
 
+    pub fn has_pod(&self, pod: &PodUid) -> bool {
+        self.of_pods.contains_key(pod)
+    }
+
     pub fn len(&self) -> usize {
         self.of_pods.len()
     }
@@ -282,10 +286,14 @@ impl Queue {
     }
 
     /// It was tried in vain.
-    pub fn tried(&mut self, turn: &Turn, epoch: u64) {
+    pub fn tried(&mut self, turn: &Turn, begun: u64, epoch: u64) {
         if let Some(unit) = self.units.get_mut(&turn.key) {
             unit.bounded = false;
-            unit.note_trial(turn, epoch);
+            unit.note_trial(turn, begun);
+            // What has come since was not there for all of the trial.
+            if begun != epoch {
+                unit.left = Left::Over;
+            }
         }
     }
 
@@ -306,7 +314,7 @@ impl Queue {
     /// It is being tried.
     pub fn looked_at(&mut self, key: &UnitKey) {
         if let Some(unit) = self.units.get_mut(key) {
-            (unit.looked_at, unit.left) = (true, Left::Not);
+            unit.looked_at = true;
         }
     }
 

@@ -69,6 +69,7 @@ impl Core {
         for turn in turns {
             let epoch = self.capacity.epoch();
             if turn.tried != Some(epoch) && self.may_try(&turn) {
+                let begun = self.purse.trials().begun(&(&turn).into(), epoch);
                 let placed = self.try_unit(&turn, now);
                 match placed {
                     Ok(true) => {
@@ -96,7 +97,7 @@ impl Core {
                     Err(refused) => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
-                        self.queue.tried(&turn, epoch);
+                        self.queue.tried(&turn, begun, epoch);
                     }
                 }
             }
@@ -130,6 +131,9 @@ impl Core {
             placed = self.place_beside(turn, now);
         }
         self.pay(turn);
+        if placed.is_err() {
+            self.purse.trials().forget(&turn.into());
+        }
         placed
     }
 }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::allocate::{self, Explanation, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
+use crate::allocate::{self, Explanation, Index, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
 use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
+use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::queue::{Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
 
 use crate::controller::view::groups::GangSize;
-use crate::controller::view::{Asks, Claim, GpuRef, Pod};
+use crate::controller::view::{Asks, Claim, ClusterView, GpuRef, Pod};
 use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
 use crate::controller::{Moment, ask};
 use crate::feasible::{self, Demands};
@@ -30,6 +31,9 @@ const TOO_MANY_DEMANDS: &str = "the pods of its gang have too many different nod
 
 /// Of asking a node whether it meets one of a pod's demands, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const TERM_TICKS: u64 = 10;
+
+/// Of looking up a claim that a pod names, in the same.
+const LOOK_UP_TICKS: u64 = 5;
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
 pub(in crate::controller) struct Part {
@@ -164,19 +168,10 @@ impl Core {
     fn ready_parts(&mut self, turn: &Turn, now: Moment) -> Result<Option<Vec<Part>>, Refused> {
         let (mut parts, mut first): (Vec<Part>, Option<Refused>) = (Vec::new(), None);
         let (mut taken, mut tries) = (BTreeSet::new(), 0);
-        for pod in &turn.pods {
-            if !parts.is_empty() && !self.capacity.index.has_left() && !self.is_judged(pod) {
-                return match self.purse.stop_reading(&turn.key) {
-                    true => {
-                        self.queue.leave(&turn.key, true);
-                        Ok(None)
-                    }
-                    false => Err(Refused {
-                        pod: pod.clone(),
-                        reason: Reason::Claim,
-                        words: TOO_MANY_DEMANDS.to_owned(),
-                    }),
-                };
+        for (nth, pod) in turn.pods.iter().enumerate() {
+            // One is read, whatever it costs.
+            if nth > 0 && !self.capacity.index.has_left() && !self.is_judged(pod) {
+                return self.read_no_further(turn, pod);
             }
             let part = match self.part(pod, &taken, now) {
                 Ok(Some(part)) => part,
@@ -195,11 +190,14 @@ impl Core {
                 );
                 return Err(part.refused(Reason::Claim, words));
             }
+            let has_left = self.capacity.index.has_left();
             match self.study(&part) {
                 Ok(true) => {
                     taken.extend(part.claims.iter().copied());
                     parts.push(part);
                 }
+                // To read what it asks for has taken all: its selectors were not looked at.
+                Ok(false) if !has_left => return self.read_no_further(turn, pod),
                 Ok(false) => {
                     self.queue.leave(&turn.key, true);
                     return Ok(None);
@@ -212,6 +210,19 @@ impl Core {
             Some(refused) if !enough => Err(refused),
             _ => Ok(enough.then_some(parts)),
         }
+    }
+
+    /// What the unit may spend was not enough to read what its pods ask for, up to this one: it has more the next time.
+    ///
+    /// # Errors
+    /// There is no more to have.
+    fn read_no_further<T>(&mut self, turn: &Turn, pod: &PodUid) -> Result<Option<T>, Refused> {
+        let epoch = self.capacity.epoch();
+        if self.purse.trials().stop_reading(turn.into(), epoch) {
+            self.queue.leave(&turn.key, true);
+            return Ok(None);
+        }
+        Err(Refused { pod: pod.clone(), reason: Reason::Claim, words: TOO_MANY_DEMANDS.to_owned() })
     }
 
     /// The ways to serve claims of a pod together, best first, the last claim's changing first.
@@ -269,8 +280,8 @@ impl Core {
         taken: &BTreeSet<ClaimKey>,
         now: Moment,
     ) -> Result<Option<Part>, Refused> {
-        let barred = self.barred_nodes(uid);
         let Some(pod) = self.view.pod(uid) else { return Ok(None) };
+        self.capacity.index.pay(LOOK_UP_TICKS * pod.claims.len() as u64);
         let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
         let open = |claim: &&&Claim| {
             claim.is_shares()
@@ -301,7 +312,11 @@ impl Core {
         let ways = ways.map_err(|claims| bad(claims.words))?;
         let ways: Result<Vec<Way>, String> = ways.into_iter().map(way).collect();
         let ways = ways.map_err(bad)?;
-        let nodes = self.nodes(pod, &claims, barred, now);
+        let barred = pod
+            .demands
+            .as_ref()
+            .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
+        let nodes = self.nodes(pod, &claims, barred.unwrap_or_default(), now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
             None => self.usual_policy(&open),
@@ -366,21 +381,14 @@ impl Core {
     }
 
     /// Which nodes the pod is kept off is known.
-    fn is_judged(&self, pod: &PodUid) -> bool {
+    pub(super) fn is_judged(&self, pod: &PodUid) -> bool {
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
         demands.is_none_or(|demands| self.node_filter.knows(demands))
     }
 
     /// Where no pod with these demands can run.
     pub(super) fn barred_for(&mut self, demands: &Arc<Demands>) -> Arc<BTreeSet<NodeName>> {
-        let object = |name: &NodeName| self.view.node(name)?.object.as_deref();
-        let is_barred =
-            |name: &NodeName| object(name).is_none_or(|node| self.view.keeps_off(demands, node).is_some());
-        let mut nodes = 0;
-        let all = self.capacity.index.nodes().map(|view| view.name()).inspect(|_| nodes += 1);
-        let barred = self.node_filter.by(demands, all, is_barred);
-        self.capacity.index.pay(TERM_TICKS.saturating_mul(demands.terms()).saturating_mul(nodes));
-        barred
+        barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter)
     }
 
     /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
@@ -449,4 +457,20 @@ impl Core {
         });
         given.collect()
     }
+}
+
+/// Where no pod with these demands can run. To ask a node is paid for, once for all pods with the same demands.
+fn barred_for(
+    demands: &Arc<Demands>,
+    view: &ClusterView,
+    index: &mut Index,
+    filter: &mut NodeFilterCache,
+) -> Arc<BTreeSet<NodeName>> {
+    let object = |name: &NodeName| view.node(name)?.object.as_deref();
+    let is_barred = |name: &NodeName| object(name).is_none_or(|node| view.keeps_off(demands, node).is_some());
+    let mut nodes = 0;
+    let all = index.nodes().map(|node| node.name()).inspect(|_| nodes += 1);
+    let barred = filter.by(demands, all, is_barred);
+    index.pay(TERM_TICKS.saturating_mul(demands.terms()).saturating_mul(nodes));
+    barred
 }

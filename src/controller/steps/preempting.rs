@@ -144,8 +144,8 @@ impl Core {
         let pods = pods.ok_or(Unable::Gone)?;
         let mut is_tried = false;
         for pod in &pods {
-            let claims = self.view.claims_of(pod).into_iter().flatten();
-            let promised = || claims.into_iter().any(|claim| matches!(claim.at, Presence::Planned { .. }));
+            let claims = || self.view.claims_of(pod).into_iter().flatten();
+            let promised = || claims().any(|claim| matches!(claim.at, Presence::Planned { .. }));
             match pod.standing.tried {
                 Tried::InVain => is_tried = true,
                 // Its group waits for one that was tried.

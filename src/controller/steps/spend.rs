@@ -19,8 +19,9 @@ impl Core {
         let namespaces = due.map(|turn| self.namespace_of(turn)).collect();
         let left_over =
             turns.iter().filter(|turn| turn.left_over).map(|turn| self.namespace_of(turn)).collect();
-        self.purse.open(&namespaces, left_over, now);
-        self.purse.tidy(|unit| self.queue.has(unit));
+        self.purse.open(namespaces, left_over, now);
+        let queue = &self.queue;
+        self.purse.trials().tidy(|unit, pod| queue.has(unit) && pod.is_none_or(|pod| queue.has_pod(pod)));
         self.queue.nothing_left();
     }
 
@@ -29,10 +30,10 @@ impl Core {
     pub(in crate::controller) fn may_try(&mut self, turn: &Turn) -> bool {
         let namespace = self.namespace_of(turn);
         let is_last = self.purse.goes_on(&namespace) && turn.looked_at && !turn.left_over;
-        match self.purse.allowance(&namespace).filter(|_| !is_last) {
+        let allowed = self.purse.allowance(&namespace).filter(|_| !is_last);
+        match allowed.and_then(|ticks| self.purse.grant(&turn.into(), ticks)) {
             Some(ticks) => {
                 self.queue.looked_at(&turn.key);
-                let ticks = self.purse.grant(&turn.key, ticks);
                 self.capacity.index.allow(ticks);
                 true
             }

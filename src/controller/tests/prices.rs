@@ -7,9 +7,11 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, object};
 use super::scenes::{LONG, cluster, share};
+use crate::controller::queue::Patience;
 use crate::model::names::{DRIVER, PodUid, SHARED_CLASS};
 
-const NONE: u64 = 0;
+/// Of a claim that a pod names.
+const LOOK_UP: u64 = 5;
 
 fn claim(cluster: &mut Cluster, name: &str, memory: &str, requests: &[Value], constraints: &[Value]) {
     let parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory});
@@ -111,7 +113,7 @@ fn a_pod_that_is_refused_for_its_claims_has_paid_for_what_was_read() {
     // It is not read again.
     let (found, again) = read(&mut cluster, "bad");
     assert!(found.unwrap_err().contains("constraints[0]: must have either"));
-    assert_eq!((again, cluster.core.purse.dear_claims()), (NONE, 1));
+    assert_eq!((again, cluster.core.purse.dear_claims()), (LOOK_UP, 1));
     // Each name of each constraint is compared with each request, in each combination.
     let (found, spent) = read(&mut cluster, "large");
     assert_eq!(found, Ok(()));
@@ -244,4 +246,101 @@ fn who_owes_time_is_not_waited_for_by_looking_again_and_again() {
     assert!(next > cluster.now + Duration::from_secs(1), "{:?}", next - cluster.now);
     cluster.settle(LONG);
     assert!(is_placed(&cluster, "late"));
+}
+
+/// Pods of a gang that each demand something else of nodes, all with a claim that nobody can place.
+fn demanding_gang(cluster: &mut Cluster, pods: usize, terms: usize) {
+    claim(cluster, "dear", "1Mi", &either(3, 8), &[]);
+    for nth in 0..pods {
+        let term = |at: usize| {
+            let expression =
+                json!({"key": format!("zone-{nth}"), "operator": "NotIn", "values": [at.to_string()]});
+            json!({"matchExpressions": [expression]})
+        };
+        let terms: Vec<Value> = (0..terms).map(term).collect();
+        let affinity = json!({"nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+        let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "x", "tranche.dev/gang-size": "2"}}, "spec": {"affinity": affinity}});
+        pod(cluster, &format!("x{nth}"), &["dear".to_owned()], gang);
+    }
+}
+
+/// Of a gang whose pods are all refused each was asked of all nodes, in one round, also while it was kept room for.
+#[test]
+fn a_gang_whose_pods_are_all_refused_spends_no_more_than_its_namespace_may() {
+    const ROUND: u64 = 200_000;
+    let mut cluster = cluster(20, 1);
+    cluster.core.purse.bound(ROUND);
+    cluster.core.queue.patience = Patience { passes: 0, time: Duration::ZERO, ..Patience::default() };
+    demanding_gang(&mut cluster, 100, 100);
+    share(&mut cluster, "victim", "10Gi");
+    cluster.deliver(usize::MAX);
+    for nth in 0..60 {
+        cluster.core.capacity.news();
+        cluster.round();
+        let spent = cluster.core.purse.spent_by("evil");
+        assert!(spent < 2 * ROUND, "{spent} in round {nth}");
+        cluster.now += Duration::from_secs(3);
+    }
+    cluster.settle(LONG);
+    assert!(cluster.place("victim").is_some());
+    let why = waits_because(&cluster, "dear");
+    assert!(why.contains("more than 64 combinations of alternatives"), "{why}");
+}
+
+/// What came while a trial went on over rounds was looked at by none of its steps that were done already, and by no
+/// trial after that.
+#[test]
+fn room_that_comes_while_a_unit_is_being_tried_is_found() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "there", "70Gi");
+    cluster.settle(LONG);
+    cluster.put_alternatives(
+        "evil",
+        "a",
+        &["60Gi", "500Gi", "501Gi", "502Gi", "503Gi", "504Gi", "505Gi", "506Gi"],
+    );
+    pod(&mut cluster, "a", &["a".to_owned()], json!({}));
+    cluster.deliver(usize::MAX);
+    let reading = read(&mut cluster, "a").1;
+    cluster.core.purse.bound(reading + 1);
+    cluster.round();
+    assert!(cluster.core.queue.has_left(), "it goes on in the next round");
+    cluster.drop_pod("there", true);
+    // Until it is refused, if it is: nothing else happens.
+    cluster.settle(LONG);
+    assert!(is_placed(&cluster, "a"), "{}", waits_because(&cluster, "a"));
+}
+
+/// Where reading took all that a unit may spend, its selectors were never looked at, in no round.
+#[test]
+fn a_unit_whose_reading_takes_its_part_of_a_round_is_given_more() {
+    let mut cluster = cluster(1, 8);
+    let selectors = json!([{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]);
+    let mut requests = plain(4);
+    requests[0]["exactly"]["selectors"] = selectors;
+    claim(&mut cluster, "long", "1Mi", &requests, &vec![product(&[]); 64]);
+    pod(&mut cluster, "long", &["long".to_owned()], json!({}));
+    cluster.deliver(usize::MAX);
+    let reading = read(&mut cluster, "long").1;
+    // Others wait in as many namespaces that each has less than that.
+    for nth in 0..40 {
+        let namespace = format!("other-{nth}");
+        cluster.put_alternatives(&namespace, "much", &["900Gi"]);
+        let named = json!([{"name": "c", "resourceClaimName": "much"}]);
+        cluster.store_pod(object(json!({"metadata": {"name": "much", "namespace": namespace},
+            "spec": {"containers": [{"name": "main"}], "resourceClaims": named}, "status": {"phase": "Pending"}})));
+    }
+    cluster.deliver(usize::MAX);
+    cluster.core.purse.bound(20 * reading);
+    for _ in 0..100 {
+        // News in each round: whoever was tried is due again.
+        cluster.core.capacity.news();
+        cluster.round();
+        if cluster.core.tracker.planned_claims().count() > 0 {
+            return;
+        }
+        cluster.now += Duration::from_millis(100);
+    }
+    panic!("its selectors are never looked at: {}", waits_because(&cluster, "long"));
 }

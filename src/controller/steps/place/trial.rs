@@ -43,7 +43,9 @@ impl Core {
     /// True if the unit was placed, false if there is nothing to decide now, or not all of it in this round.
     pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let Some(mut parts) = self.ready_parts(turn, now)? else { return Ok(false) };
-        let (mut step, mut had_all) = self.purse.resume(&turn.key);
+        let epoch = self.capacity.epoch();
+        let begun_in = self.purse.trials().begun(&turn.into(), epoch);
+        let (mut step, mut had_all) = self.purse.trials().resume(&turn.into());
         let begun = step.clone();
         loop {
             let trial = match step {
@@ -63,7 +65,7 @@ impl Core {
                 Trial::Next(next) => (step, had_all) = (next, false),
                 Trial::Spent(next) => {
                     let again = next == begun;
-                    self.purse.stop(&turn.key, next, again);
+                    self.purse.trials().stop(turn.into(), next, again, begun_in);
                     self.queue.leave(&turn.key, true);
                     return Ok(false);
                 }

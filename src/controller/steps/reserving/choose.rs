@@ -107,7 +107,10 @@ impl Core {
     pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<Part>> {
         let (mut parts, mut taken) = (Vec::new(), BTreeSet::new());
         let mut tries = 0;
-        for pod in &turn.pods {
+        for (nth, pod) in turn.pods.iter().enumerate() {
+            if nth > 0 && !self.capacity.index.has_left() && !self.is_judged(pod) {
+                return None;
+            }
             let part = self.part(pod, &taken, now);
             match (part, &turn.together) {
                 (Ok(Some(part)), _) => {
