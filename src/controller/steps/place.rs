@@ -312,16 +312,16 @@ impl Core {
         let ways = ways.map_err(|claims| bad(claims.words))?;
         let ways: Result<Vec<Way>, String> = ways.into_iter().map(way).collect();
         let ways = ways.map_err(bad)?;
-        let barred = pod
-            .demands
-            .as_ref()
-            .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
-        let nodes = self.nodes(pod, &claims, barred.unwrap_or_default(), now);
         let policy = open.iter().find_map(|claim| claim.policy.as_deref());
         let policy = match policy {
             None => self.usual_policy(&open),
             Some(name) => name.parse().map_err(|words| bad(format!("annotation {POLICY}: {words}")))?,
         };
+        let barred = pod
+            .demands
+            .as_ref()
+            .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
+        let nodes = self.nodes(pod, &claims, barred.unwrap_or_default(), now);
         let claims = open.iter().map(|claim| claim.key).collect();
         Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
     }

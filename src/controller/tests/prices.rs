@@ -248,32 +248,29 @@ fn who_owes_time_is_not_waited_for_by_looking_again_and_again() {
     assert!(is_placed(&cluster, "late"));
 }
 
-/// Pods of a gang that each demand something else of nodes, all with a claim that nobody can place.
-fn demanding_gang(cluster: &mut Cluster, pods: usize, terms: usize) {
-    claim(cluster, "dear", "1Mi", &either(3, 8), &[]);
+/// Pods of a gang that each demand something else of nodes. `claims`: the name of each one's claim.
+fn demanding_gang(cluster: &mut Cluster, pods: usize, claims: impl Fn(usize) -> String) {
     for nth in 0..pods {
         let term = |at: usize| {
             let expression =
                 json!({"key": format!("zone-{nth}"), "operator": "NotIn", "values": [at.to_string()]});
             json!({"matchExpressions": [expression]})
         };
-        let terms: Vec<Value> = (0..terms).map(term).collect();
+        let terms: Vec<Value> = (0..100).map(term).collect();
         let affinity = json!({"nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
-        let gang = json!({"metadata": {"annotations": {"tranche.dev/gang": "x", "tranche.dev/gang-size": "2"}}, "spec": {"affinity": affinity}});
-        pod(cluster, &format!("x{nth}"), &["dear".to_owned()], gang);
+        let annotations = json!({"tranche.dev/gang": "x", "tranche.dev/gang-size": "2"});
+        let gang = json!({"metadata": {"annotations": annotations}, "spec": {"affinity": affinity}});
+        pod(cluster, &format!("x{nth}"), &[claims(nth)], gang);
     }
 }
 
-/// Of a gang whose pods are all refused each was asked of all nodes, in one round, also while it was kept room for.
-#[test]
-fn a_gang_whose_pods_are_all_refused_spends_no_more_than_its_namespace_may() {
+/// In no round, and also while room is kept for it. `name`: of the claim of which `why` is told in the end.
+fn spends_no_more_than_it_may(cluster: &mut Cluster, (name, why): (&str, &str)) {
     const ROUND: u64 = 200_000;
-    let mut cluster = cluster(20, 1);
     cluster.core.purse.bound(ROUND);
     cluster.core.queue.patience = Patience { passes: 0, time: Duration::ZERO, ..Patience::default() };
-    demanding_gang(&mut cluster, 100, 100);
-    share(&mut cluster, "victim", "10Gi");
+    share(cluster, "victim", "10Gi");
     cluster.deliver(usize::MAX);
     for nth in 0..60 {
         cluster.core.capacity.news();
@@ -284,8 +281,29 @@ fn a_gang_whose_pods_are_all_refused_spends_no_more_than_its_namespace_may() {
     }
     cluster.settle(LONG);
     assert!(cluster.place("victim").is_some());
-    let why = waits_because(&cluster, "dear");
-    assert!(why.contains("more than 64 combinations of alternatives"), "{why}");
+    let told = waits_because(cluster, name);
+    assert!(told.contains(why), "{told}");
+}
+
+/// Of a gang whose pods are all refused each was asked of all nodes, in one round.
+#[test]
+fn a_gang_of_pods_that_each_demand_something_else_spends_no_more_than_its_namespace_may() {
+    let mut dear = cluster(20, 1);
+    claim(&mut dear, "dear", "1Mi", &either(3, 8), &[]);
+    demanding_gang(&mut dear, 100, |_| "dear".to_owned());
+    spends_no_more_than_it_may(&mut dear, ("dear", "more than 64 combinations of alternatives"));
+
+    let mut wrong = cluster(20, 1);
+    let mut requests = plain(1);
+    requests[0]["exactly"]["selectors"] = json!([{"cel": {"expression": "device.driver =="}}]);
+    (0..100).for_each(|nth| claim(&mut wrong, &format!("c{nth}"), "1Mi", &requests, &[]));
+    demanding_gang(&mut wrong, 100, |nth| format!("c{nth}"));
+    spends_no_more_than_it_may(&mut wrong, ("c0", "is not valid CEL"));
+
+    let mut large = cluster(20, 1);
+    (0..100).for_each(|nth| claim(&mut large, &format!("c{nth}"), "900Gi", &plain(1), &[]));
+    demanding_gang(&mut large, 100, |nth| format!("c{nth}"));
+    spends_no_more_than_it_may(&mut large, ("c0", "too many different node affinities"));
 }
 
 /// What came while a trial went on over rounds was looked at by none of its steps that were done already, and by no
