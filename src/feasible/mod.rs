@@ -1,14 +1,15 @@
 //! May a pod run on a node, and is there room? As kube-scheduler's filters say it, so that a GPU is never granted
 //! on a node that the scheduler would refuse.
 //!
-//! * [`why_not`]: the node's name, node selector, node affinity, cordon, Ready, taints, against a pod's [`Demands`]
-//! * [`lacking`]: other resources of which a node has too few in all
-//! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods; [`other_requests`],
-//!   [`allocatable_of`]: the other resources, for who wants to know what kube-scheduler will say
+//! * [`why_not`]: cordon, the node's name, Ready, taints, node selector, node affinity, against a pod's [`Demands`]
+//! * [`lacking`]: resources other than CPU and memory of which a node has fewer in all than the pod asks for
+//! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
+//! * [`other_requests`], [`allocatable_of`]: the other resources, in all; [`all_requests`]: what a quota counts
 //!
-//! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration, NodeAffinity,
-//! NodeResourcesFit; the first reason is told. Not looked at: ports, volumes, topology spread, affinity between
-//! pods, other resources than CPU and memory: the scheduler does, and clears the allocation if one of them fails.
+//! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration (a node that is not Ready has
+//! a taint), NodeAffinity, NodeResourcesFit; the first reason is told. Not looked at: how much of the other resources is
+//! left beside other pods, ports, volumes, topology spread, affinity between pods. The scheduler looks at these, and clears
+//! the allocation if one of them fails.
 //!
 //! May import: model. May name: k8s-openapi (as data only), thiserror.
 

@@ -146,7 +146,7 @@ pub fn all_requests<'a>(
 }
 
 /// What a pod asks of resources other than CPU, memory and its place among the pods, in units rounded up: extended
-/// resources, huge pages, storage. kube-scheduler counts them; a GPU is granted without a look at them.
+/// resources, huge pages, storage. kube-scheduler counts what other pods take of them; here a node has them or not.
 pub fn other_requests(pod: &PodSpec) -> BTreeMap<String, u64> {
     let all = all_requests(pod, &|one| one.requests.as_ref());
     let others = all.into_iter().filter(|(name, _)| !["cpu", "memory", "pods"].contains(&name.as_str()));
