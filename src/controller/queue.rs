@@ -24,6 +24,8 @@ const FORGET: Duration = Duration::from_secs(600);
 /// A gang of which nobody says how many start together is complete when no pod of it has come for so long. Who waits
 /// for a PodGroup is told after so long.
 const GANG_QUIET: Duration = Duration::from_secs(2);
+/// A gang whose oldest pods are to have the shares waits at most so long for more of its pods.
+const GATHER_MAX: Duration = Duration::from_secs(10);
 
 /// A pod on its own, or all pods of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,13 +53,32 @@ impl Default for Patience {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     pub priority: i32,
-    /// Its number in its gang, where its scheduler goes by that.
-    pub index: Option<u64>,
+    pub tried: TriedBy,
     pub created: Option<Timestamp>,
     /// How many pods of its gang start together.
     pub minimum: Minimum,
     /// The part of the gang that it is.
     pub part: Option<String>,
+}
+
+/// In which order a pod's scheduler tries the pods of a gang, where it tries no more of them once one has no share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TriedBy {
+    /// It does not matter.
+    Any,
+    /// The pod's number in its part of the gang; they begin with 0.
+    Number(u64),
+    /// Its age, to the second, then its UID: no pod shows that one before it is missing.
+    Age,
+}
+
+impl TriedBy {
+    fn number(self) -> Option<u64> {
+        match self {
+            Self::Number(number) => Some(number),
+            Self::Any | Self::Age => None,
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -478,16 +499,19 @@ impl Unit {
         self.grown + GANG_QUIET <= now
     }
 
-    /// Pods are numbered from 0 in each part of a gang, and some with lower numbers than these have are still to come.
+    /// Its scheduler tries no more pods once one has no share, and some that it tries before these may be still to come.
     fn waits_for_first(&self, placed: &Placed, now: Moment) -> bool {
-        placed.is_none() && self.has_gap() && !self.is_quiet(now)
+        let by_age = || self.pods.values().any(|pod| pod.tried == TriedBy::Age);
+        let may_miss = self.has_gap() || (now < self.since.saturating_add(GATHER_MAX) && by_age());
+        placed.is_none() && may_miss && !self.is_quiet(now)
     }
 
+    /// Pods are numbered from 0 in each part of a gang, and some with lower numbers than these have are not there.
     fn has_gap(&self) -> bool {
         let mut parts: BTreeMap<Option<&str>, (u64, u64)> = BTreeMap::new();
-        for (index, pod) in self.pods.values().filter_map(|pod| Some((pod.index?, pod))) {
+        for (number, pod) in self.pods.values().filter_map(|pod| Some((pod.tried.number()?, pod))) {
             let (pods, highest) = parts.entry(pod.part.as_deref()).or_default();
-            (*pods, *highest) = (*pods + 1, index.max(*highest));
+            (*pods, *highest) = (*pods + 1, number.max(*highest));
         }
         parts.values().any(|(pods, highest)| highest >= pods)
     }
@@ -496,7 +520,7 @@ impl Unit {
     fn in_order(&self) -> Vec<PodUid> {
         let mut pods: Vec<(&PodUid, &Waiter)> = self.pods.iter().collect();
         pods.sort_by_key(|(uid, pod)| {
-            (-i64::from(pod.priority), pod.index.unwrap_or(u64::MAX), pod.created, *uid)
+            (-i64::from(pod.priority), pod.tried.number().unwrap_or(u64::MAX), pod.created, *uid)
         });
         pods.into_iter().map(|(uid, _)| uid.clone()).collect()
     }

@@ -6,7 +6,7 @@ use crate::controller::Moment;
 use crate::controller::core::{Core, stored, unit};
 use crate::controller::gang::{Minimum, Placed};
 use crate::controller::pods::{Change, MemberAsks};
-use crate::controller::queue::{UnitKey, Waiter};
+use crate::controller::queue::{TriedBy, UnitKey, Waiter};
 use crate::controller::tracker::Plan;
 use crate::controller::view::groups::Family;
 use crate::controller::view::{Claim, Pod};
@@ -158,16 +158,23 @@ impl Core {
 
 fn waiter(pod: &Pod, minimum: Minimum) -> Waiter {
     let part = pod.gang().and_then(|gang| gang.part.clone());
-    Waiter { priority: pod.priority, index: index(pod), created: pod.created, minimum, part }
+    Waiter { priority: pod.priority, tried: tried_by(pod), created: pod.created, minimum, part }
 }
 
-/// Volcano tries the pods of a group by the number at the end of their names, where that has three parts or more, and
-/// tries no others where one of the first has no node: these have to be the ones with shares.
-fn index(pod: &Pod) -> Option<u64> {
-    pod.gang().filter(|gang| gang.family == Family::Volcano)?;
-    let name = pod.at.name.as_str();
+/// Volcano tries the pods of a group by the number at the end of their names, where that has three parts or more, KAI the
+/// oldest first. Both try no others where one of the first has no node: these have to be the ones with shares.
+fn tried_by(pod: &Pod) -> TriedBy {
+    match pod.gang().map(|gang| gang.family) {
+        Some(Family::Volcano) => number(pod.at.name.as_str()).map_or(TriedBy::Any, TriedBy::Number),
+        // kube-scheduler has no such order, whatever name the group goes by.
+        Some(Family::Kai) if !pod.grouping.scheduler.is_empty() => TriedBy::Age,
+        Some(Family::Kai | Family::Ours | Family::Kubernetes | Family::Kueue) | None => TriedBy::Any,
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
     let mut parts = name.rsplitn(3, '-');
-    let index = parts.next()?;
+    let number = parts.next()?;
     parts.nth(1)?;
-    index.parse().ok()
+    number.parse().ok()
 }

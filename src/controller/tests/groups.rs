@@ -131,6 +131,34 @@ fn the_first_of_volcanos_pods_are_those_with_the_lowest_numbers() {
     assert_eq!((first, placed(&cluster, "g-w-")), ([true; 3], 3));
 }
 
+/// KAI tries the oldest first, of the same second the one with the lowest UID, and no other before that one is bound.
+#[test]
+fn the_first_of_kais_pods_are_the_oldest_whenever_they_come() {
+    let pod = |created: &str| {
+        json!({"metadata": {"annotations": {"pod-group-name": "g"}, "creationTimestamp": created},
+            "spec": {"schedulerName": "kai-scheduler"}})
+    };
+    let seconds = |nth: usize| format!("2026-08-01T10:00:{nth:02}Z");
+    let mut cluster = cluster(1, 5);
+    cluster.put_group(PodGroupApi::Kai, "g", json!({"spec": {"minMember": 3}}));
+    for nth in (0..7).rev() {
+        member(&mut cluster, &format!("m{nth}"), &pod(&seconds(nth)));
+        cluster.settle(SECOND / 2);
+        assert_eq!(placed(&cluster, "m"), 0, "older ones may be still to come");
+    }
+    cluster.settle(3 * SECOND);
+    let first = (0..5).map(|nth| cluster.place(&format!("m{nth}")).is_some());
+    assert_eq!((first.collect::<Vec<_>>(), placed(&cluster, "m")), (vec![true; 5], 5));
+    // Of another whose pods come for ever some start all the same.
+    let mut endless = super::scenes::cluster(2, 5);
+    endless.put_group(PodGroupApi::Kai, "g", json!({"spec": {"minMember": 3}}));
+    for nth in 0..24 {
+        member(&mut endless, &format!("m{nth}"), &pod(&seconds(nth)));
+        endless.settle(SECOND / 2);
+    }
+    assert_eq!(placed(&endless, "m"), 10, "after 10 s it waits for no more");
+}
+
 #[test]
 fn each_part_of_a_gang_has_its_number() {
     let of_volcano = |task: &str| json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": task}}});
@@ -203,7 +231,7 @@ fn nothing_is_placed_for_a_scheduler_that_groups_pods_before_the_group_is_known(
     let uid = cluster.pods[&("ml".to_owned(), "a".to_owned())].metadata.uid.clone();
     pod["metadata"] = json!({"uid": uid, "annotations": {"scheduling.k8s.io/group-name": "g"}});
     cluster.put_pod("a", &["a"], pod.clone());
-    cluster.settle(LONG + LONG);
+    cluster.settle(3 * LONG);
     assert_eq!(placed(&cluster, "a"), 0, "its group does not exist yet");
     let words = told(&mut cluster).join("\n");
     assert!(words.contains("PodGroup g, which the pod names, does not exist yet"), "{words}");
