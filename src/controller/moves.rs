@@ -170,8 +170,10 @@ pub struct Moves {
     namespaces: BTreeMap<String, Moment>,
     /// When pods were evicted within the last hour.
     evicted: VecDeque<Moment>,
-    /// When this leader began. What was moved before that is not known here.
-    led: Option<Moment>,
+    /// From when on this leader knows of every owner that rests: one before it may have moved pods. None: it has not begun.
+    knows_from: Option<Moment>,
+    /// When this was last looked through.
+    tidied: Moment,
     /// Something new is to be told.
     news: bool,
     counts: Counts,
@@ -200,9 +202,20 @@ impl Moves {
     }
 
     /// Forgets who does not wait any more, and ends what is over. True if a place is kept no longer.
-    pub(super) fn tidy(&mut self, queued: impl Fn(&UnitKey) -> bool, rest: Duration, now: Moment) -> bool {
-        self.led.get_or_insert(now);
+    pub(super) fn tidy(
+        &mut self,
+        queued: impl Fn(&UnitKey) -> bool,
+        rules: &Consolidation,
+        now: Moment,
+    ) -> bool {
+        let rest = rules.rest;
+        let before = std::mem::replace(&mut self.tidied, now);
+        let knows_from = *self.knows_from.get_or_insert(now.saturating_add(rest));
+        let has_ended = |until: &Moment| before < *until && *until <= now;
         self.lacking.retain(|key, _| queued(key));
+        if rules.mode == Mode::Auto && self.owners.values().chain([&knows_from]).any(has_ended) {
+            self.others_may_move();
+        }
         self.owners.retain(|_, until| now < *until);
         self.units.retain(|_, until| now < *until);
         self.namespaces.retain(|_, until| now < *until);
@@ -244,9 +257,9 @@ impl Moves {
         is_free || self.under_way.len() < before
     }
 
-    /// How long this leader has led.
-    pub(super) fn led_for(&self, now: Moment) -> Duration {
-        self.led.map_or(Duration::ZERO, |since| now.saturating_sub(since))
+    /// No owner rests but those that are known here.
+    pub(super) fn knows_who_rests(&self, now: Moment) -> bool {
+        self.knows_from.is_some_and(|from| from <= now)
     }
 
     /// Who may move may be another now, though no place is another: what was found is searched for anew.
@@ -490,7 +503,17 @@ impl Moves {
         let again = again.map(|again| again.max(self.next_search).max(now.saturating_add(SOON)));
         let begins = self.lacking.values().filter(|one| one.found.as_ref().is_some_and(|found| found.marked));
         let begins = begins.map(|one| one.turn.since.saturating_add(WAIT_FIRST));
-        asked.chain(until).chain(again).chain(begins).filter(|due| *due > now).min()
+        let rests = self.rest_ends(rules);
+        asked.chain(until).chain(again).chain(begins).chain(rests).filter(|due| *due > now).min()
+    }
+
+    /// When others may move, or somebody may have others moved again, though nothing happens: while somebody waits.
+    fn rest_ends(&self, rules: &Consolidation) -> impl Iterator<Item = Moment> {
+        let matters = rules.mode == Mode::Auto && !self.lacking.is_empty();
+        let owners = self.owners.values().chain(&self.knows_from).copied();
+        let units = self.lacking.keys().filter_map(|unit| self.units.get(unit)).copied();
+        let hour = self.evicted.front().map(|at| at.saturating_add(HOUR));
+        owners.chain(units).chain(hour).filter(move |_| matters)
     }
 
     /// For who asks the process.

@@ -46,8 +46,8 @@ pub enum Search {
 impl Core {
     /// Before the units of a round have their turns.
     pub(in crate::controller) fn begin_moving(&mut self, now: Moment) {
-        let (queue, rest) = (&self.queue, self.rules.consolidation.rest);
-        let over = self.reserves.evictions.moves.tidy(|key| queue.has(key), rest, now);
+        let queue = &self.queue;
+        let over = self.reserves.evictions.moves.tidy(|key| queue.has(key), &self.rules.consolidation, now);
         let view = &self.view;
         let ends = |uid: &PodUid| view.pod(uid).is_none_or(|pod| pod.ending);
         let preempted = self.preempted();
@@ -304,12 +304,11 @@ impl Core {
     /// Owners that have made a pod a moment ago: another leader may have moved one of theirs. Once this one has led for as
     /// long as owners rest, it knows.
     fn maybe_moved(&self, now: Moment) -> BTreeSet<&str> {
-        let rest = self.rules.consolidation.rest;
-        if self.reserves.evictions.moves.led_for(now) >= rest {
+        if self.reserves.evictions.moves.knows_who_rests(now) {
             return BTreeSet::new();
         }
         let Some(present) = self.recorder.time_of(now) else { return BTreeSet::new() };
-        let rest = i64::try_from(rest.as_secs()).unwrap_or(i64::MAX);
+        let rest = i64::try_from(self.rules.consolidation.rest.as_secs()).unwrap_or(i64::MAX);
         let is_young = |pod: &&Pod| {
             let age = pod.created.map(|created| present.as_second().saturating_sub(created.as_second()));
             age.is_some_and(|age| age < rest)

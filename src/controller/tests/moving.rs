@@ -266,27 +266,32 @@ fn nobody_is_moved_for_a_pod_that_no_scheduler_has_tried_nor_twice_for_the_same(
 
 #[test]
 fn an_owner_rests_and_an_hour_has_so_many_moves() {
-    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
-    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
-    cluster.settle(MINUTE);
-    put(&mut cluster, "small-anew", "10Gi", "rs-small", mark("true"));
-    cluster.settle(SECOND);
-    cluster.drop_pod("small", true);
-    cluster.settle(5 * SECOND);
-    bind(&mut cluster, "ml", "small-anew");
-    bind(&mut cluster, "ml", "big");
-    // What keeps the next one off is the one that was moved; there would be room for it on node c.
-    cluster.put_node("c", 1);
-    put_bound(&mut cluster, "sixty", "60Gi");
-    cluster.drop_pod("half", true);
-    put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
-    cluster.settle(5 * MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1, "it was moved a moment ago");
-    assert!(cluster.place("bigger").is_none());
-    cluster.settle(10 * MINUTE);
-    cluster.core.capacity.news();
-    cluster.settle(MINUTE);
-    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 2);
+    for (rest, per_hour, later) in [(10 * MINUTE, 30, 10 * MINUTE), (MINUTE, 1, 60 * MINUTE)] {
+        let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+        let consolidation = &mut cluster.core.rules.consolidation;
+        (consolidation.rest, consolidation.per_hour) = (rest, per_hour);
+        put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+        cluster.settle(MINUTE);
+        put(&mut cluster, "small-anew", "10Gi", "rs-small", mark("true"));
+        cluster.settle(SECOND);
+        cluster.drop_pod("small", true);
+        cluster.settle(5 * SECOND);
+        bind(&mut cluster, "ml", "small-anew");
+        bind(&mut cluster, "ml", "big");
+        // What keeps the next one off is the one that was moved; there would be room for it on node c.
+        cluster.put_node("c", 1);
+        put_bound(&mut cluster, "sixty", "60Gi");
+        cluster.drop_pod("half", true);
+        put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
+        cluster.settle(5 * MINUTE);
+        assert_eq!(moved(&cluster), ["small"], "it was moved a moment ago");
+        assert!(cluster.place("bigger").is_none());
+        // Nothing happens but that the rest ends, or the hour.
+        cluster.settle(later);
+        assert_eq!(moved(&cluster), ["small", "small-anew"]);
+        let between = cluster.moved[1].0 - cluster.moved[0].0;
+        assert!((later..later + 5 * SECOND).contains(&between), "{between:?}");
+    }
     // None in any hour.
     let mut none = fragmented(Mode::Auto, ("ml", mark("true")));
     none.core.rules.consolidation.per_hour = 0;
@@ -363,7 +368,9 @@ fn nobody_moves_any_more_for_who_is_gone_or_has_its_place() {
             while !cluster.writes.is_empty() {
                 cluster.write(false);
             }
-            cluster.now = next.unwrap_or(cluster.now).max(cluster.now + Duration::from_millis(100));
+            if cluster.moved.is_empty() {
+                cluster.now = next.unwrap_or(cluster.now).max(cluster.now + Duration::from_millis(100));
+            }
         }
         match is_gone {
             true => cluster.drop_pod("big", true),
@@ -445,9 +452,8 @@ fn a_new_leader_lets_owners_rest_that_have_just_made_a_pod() {
     put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
     cluster.settle(8 * MINUTE);
     assert_eq!(moved(&cluster), ["small"], "another of its owner was moved a moment ago");
+    // Nothing happens but that this leader has led for as long as owners rest.
     cluster.settle(3 * MINUTE);
-    cluster.core.capacity.news();
-    cluster.settle(MINUTE);
     assert_eq!(moved(&cluster), ["small", "small-anew"]);
 }
 
