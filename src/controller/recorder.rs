@@ -1,5 +1,5 @@
 //! What people are told, and where: events on the pod and the claim, a text on the claim, lines for the log.
-//! Nothing is said twice in a row, and a pod is not spoken of more often than it can be read.
+//! Nothing is said twice in a row, and no pod has more than one event of a kind in a minute.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::controller::view::{Claim, Pod};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{NodeName, PodUid};
 
-/// Between two explanations to one pod, unless the pod was placed in between.
-const EXPLAIN_EVERY: Duration = Duration::from_secs(30);
-/// Between two events for one pod of allocations that were taken back.
-const MOVED_EVERY: Duration = Duration::from_secs(60);
+/// Between two events of one kind for one pod: why it waits, where it was placed, what was taken back.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+/// The kind of event that tells of a place.
+const PLACED: &str = "GpuSharePlaced";
 /// With this begins what a pod is told that a place is kept for.
 pub const KEPT_FOR: &str = "kept for it";
 /// Texts on claims are kept short: they are read in a column.
@@ -26,6 +26,7 @@ const TEXT_BYTES_MAX: usize = 400;
 #[derive(Debug, Default)]
 pub struct EventRecorder {
     said: BTreeMap<PodUid, Said>,
+    placed: BTreeMap<PodUid, Placed>,
     moved: BTreeMap<PodUid, Moved>,
     notes: Vec<Note>,
     troubles: Vec<String>,
@@ -35,11 +36,20 @@ pub struct EventRecorder {
 
 #[derive(Debug)]
 struct Said {
+    /// Empty: it had its place since.
     words: String,
     at: Moment,
     reason: Reason,
     /// There was something new to say, too soon.
     has_news: bool,
+}
+
+/// When a pod was last told of its place.
+#[derive(Debug)]
+struct Placed {
+    at: Moment,
+    /// It has another since, which it is told of when that stands for long enough.
+    news: Option<(Subject, String)>,
 }
 
 /// When a pod was last told that an allocation was taken back, and how often that happened since.
@@ -134,9 +144,10 @@ impl EventRecorder {
     /// Why a pod waits. True if it was said: the claims may carry it, too.
     pub fn waiting(&mut self, pod: &Pod, reason: Reason, words: &str, now: Moment) -> bool {
         let uid = &pod.at.uid;
+        self.has_no_place(uid);
         if let Some(said) = self.said.get_mut(uid) {
             said.reason = reason;
-            said.has_news = said.words != words && now < said.at + EXPLAIN_EVERY;
+            said.has_news = said.words != words && now < said.at + TELL_EVERY;
             if said.words == words || said.has_news {
                 return false;
             }
@@ -146,9 +157,25 @@ impl EventRecorder {
         true
     }
 
-    pub fn placed(&mut self, pod: &Pod, words: String) {
-        self.said.remove(&pod.at.uid);
-        self.note(subject(pod), Severity::Normal, "GpuSharePlaced", words);
+    /// It has its place. Where it has had another within a minute, it is told once that is over.
+    pub fn placed(&mut self, pod: &Pod, words: String, now: Moment) {
+        let uid = &pod.at.uid;
+        if let Some(said) = self.said.get_mut(uid) {
+            (said.words, said.has_news) = (String::new(), false);
+        }
+        match self.placed.get_mut(uid) {
+            Some(placed) if now < placed.at + TELL_EVERY => placed.news = Some((subject(pod), words)),
+            _ => {
+                self.placed.insert(uid.clone(), Placed { at: now, news: None });
+                self.note(subject(pod), Severity::Normal, PLACED, words);
+            }
+        }
+    }
+
+    fn has_no_place(&mut self, pod: &PodUid) {
+        if let Some(placed) = self.placed.get_mut(pod) {
+            placed.news = None;
+        }
     }
 
     /// Pods of lower priority end for it.
@@ -179,8 +206,9 @@ impl EventRecorder {
     }
 
     fn note_moved(&mut self, pod: &Pod, mut words: String, now: Moment) {
+        self.has_no_place(&pod.at.uid);
         let untold = match self.moved.get_mut(&pod.at.uid) {
-            Some(moved) if now < moved.at + MOVED_EVERY => {
+            Some(moved) if now < moved.at + TELL_EVERY => {
                 moved.untold = moved.untold.saturating_add(1);
                 return;
             }
@@ -222,9 +250,15 @@ impl EventRecorder {
         self.troubles.push(words);
     }
 
-    /// Pods that can be told by now what is new; each is named once.
+    /// Tells pods of their places that can be told by now. The pods that can be told why they wait; each is named once.
     pub fn due(&mut self, now: Moment) -> Vec<PodUid> {
-        let due = self.said.iter_mut().filter(|(_, said)| said.has_news && said.at + EXPLAIN_EVERY <= now);
+        for placed in self.placed.values_mut().filter(|placed| placed.at + TELL_EVERY <= now) {
+            if let Some((subject, message)) = placed.news.take() {
+                placed.at = now;
+                self.notes.push(Note { subject, severity: Severity::Normal, reason: PLACED, message });
+            }
+        }
+        let due = self.said.iter_mut().filter(|(_, said)| said.has_news && said.at + TELL_EVERY <= now);
         due.map(|(pod, said)| {
             said.has_news = false;
             pod.clone()
@@ -234,12 +268,14 @@ impl EventRecorder {
 
     /// When somebody can be told something new.
     pub fn next(&self, now: Moment) -> Option<Moment> {
-        let more = self.said.values().filter(|said| said.has_news);
-        more.map(|said| said.at + EXPLAIN_EVERY).filter(|due| *due > now).min()
+        let waiting = self.said.values().filter(|said| said.has_news).map(|said| said.at);
+        let placed = self.placed.values().filter(|placed| placed.news.is_some()).map(|placed| placed.at);
+        waiting.chain(placed).map(|at| at + TELL_EVERY).filter(|due| *due > now).min()
     }
 
     pub fn forget(&mut self, pod: &PodUid) {
         self.said.remove(pod);
+        self.placed.remove(pod);
         self.moved.remove(pod);
     }
 

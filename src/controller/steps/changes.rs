@@ -136,7 +136,7 @@ impl Core {
             Arrival::Expected => {}
             // Somebody else was first.
             Arrival::Elsewhere(unit) => self.cancel(&unit, now),
-            Arrival::Complete(plan) => self.tell_placed(&plan),
+            Arrival::Complete(plan) => self.tell_placed(&plan, now),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::params::GrantedDevice;
 
 impl Core {
     /// Where its shares are, once they stand in the API.
-    pub(super) fn tell_placed(&mut self, plan: &Plan) {
+    pub(super) fn tell_placed(&mut self, plan: &Plan, now: Moment) {
         for (uid, node) in &plan.pods {
             let Some(pod) = self.view.pod(uid) else { continue };
             let claims = self.view.claims_of(pod).into_iter().flatten();
@@ -27,7 +27,7 @@ impl Core {
                 }
             };
             let words: Vec<String> = devices.map(words).collect();
-            self.recorder.placed(pod, format!("{} on node {node}", words.join(", ")));
+            self.recorder.placed(pod, format!("{} on node {node}", words.join(", ")), now);
         }
     }
 

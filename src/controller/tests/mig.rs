@@ -127,6 +127,7 @@ fn seven_small_ones_or_a_3g_and_a_4g_and_a_new_leader_knows_them() {
     cluster.check();
     assert_eq!(cluster.core.overcommitted(), 0);
     cluster.drop_pod("s0", true);
+    mig(&mut cluster, "late", json!({"memory": "20Gi"}), 1);
     cluster.settle(LONG);
     let (notes, _) = cluster.core.recorder.take();
     let last = notes.iter().rev().find(|note| note.message.contains("needs a MIG device"));

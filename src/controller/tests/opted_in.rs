@@ -96,7 +96,7 @@ fn who_waits_for_room_is_told_that_the_label_is_gone() {
     cluster.settle(MOMENT);
     assert!(told(&mut cluster).iter().any(|words| words.contains("needs 2000 MiB")));
     cluster.opt_out("ml");
-    cluster.settle(2 * LONG);
+    cluster.settle(3 * LONG);
     let said = told(&mut cluster);
     assert!(said.last().is_some_and(|words| words.contains("makes no claim")), "{said:?}");
 }

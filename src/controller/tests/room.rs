@@ -1,6 +1,7 @@
 //! What pods take of their nodes: of a gang's pods it is counted while the others are placed, and of other resources
 //! than CPU and memory what the node has in all.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -185,7 +186,7 @@ fn no_node_that_refused_a_pod_is_tried_again_before_all_others_were() {
     let mut cluster = cluster(&names.iter().map(|name| (name.as_str(), room.clone())).collect::<Vec<_>>());
     cluster.put_share("a", json!({"memory": "1Gi"}), 1);
     cluster.put_pod("a", &["a"], json!({}));
-    let (mut tried, mut moved) = (Vec::new(), 0);
+    let (mut tried, mut told, begin) = (Vec::new(), BTreeMap::<&str, usize>::new(), cluster.now);
     for _ in 0..60 {
         cluster.settle(Duration::from_secs(4));
         let Some((node, _)) = cluster.place("a") else { continue };
@@ -197,14 +198,21 @@ fn no_node_that_refused_a_pod_is_tried_again_before_all_others_were() {
         claim.status.get_or_insert_default().allocation = None;
         cluster.store(claim);
         let (notes, _) = cluster.core.recorder.take();
-        moved += notes.iter().filter(|note| note.reason == "GpuShareMoved").count();
+        notes.iter().for_each(|note| *told.entry(note.reason).or_default() += 1);
     }
     assert_eq!(cluster.place("a").map(|(node, _)| node), Some(names[39].clone()), "{tried:?}");
     let mut once = tried.clone();
     once.sort();
     once.dedup();
     assert_eq!(once.len(), tried.len(), "{tried:?}");
-    assert!((1..=4).contains(&moved), "{moved} events while {} nodes were tried", tried.len());
+    let minutes = (cluster.now - begin).as_secs() as usize / 60 + 1;
+    assert_eq!(told.keys().collect::<Vec<_>>(), [&"GpuShareMoved", &"GpuSharePlaced"]);
+    assert!(told.values().all(|count| *count <= minutes), "{told:?} while {} nodes were tried", tried.len());
+    // It stays there, and hears of that.
+    cluster.settle(Duration::from_secs(30));
+    let (notes, _) = cluster.core.recorder.take();
+    let last = notes.iter().rfind(|note| note.reason == "GpuSharePlaced").expect("it is told of its place");
+    assert!(last.message.ends_with("on node node-39"), "{}", last.message);
     // That one refuses the pod, too: those before it come again, each after its time.
     let mut claim = cluster.claim("a").clone();
     claim.status.get_or_insert_default().allocation = None;

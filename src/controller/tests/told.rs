@@ -207,7 +207,7 @@ fn new_words_that_came_too_soon_are_told_later() {
     cluster.drop_pod("small", true);
     cluster.settle(SECOND);
     assert!(!told(&mut cluster).iter().any(|told| told.starts_with("a:")), "too soon");
-    cluster.settle(Duration::from_secs(40));
+    cluster.settle(Duration::from_secs(60));
     let second = told(&mut cluster).pop().unwrap();
     assert!(
         first.starts_with("a: Waiting") && second.starts_with("a: Waiting") && first != second,
@@ -215,6 +215,32 @@ fn new_words_that_came_too_soon_are_told_later() {
     );
     let waiting: &Value = &json!(cluster.claim("a").metadata.annotations);
     assert!(second.contains(waiting["tranche.dev/waiting"].as_str().unwrap()), "{waiting}");
+}
+
+#[test]
+fn a_pod_that_had_its_place_for_a_moment_is_not_told_sooner_why_it_waits() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "large", "60Gi");
+    cluster.settle(LONG);
+    bind(&mut cluster, "large");
+    share(&mut cluster, "a", "40Gi");
+    cluster.settle(SECOND);
+    cluster.drop_pod("large", true);
+    cluster.settle(5 * SECOND);
+    assert!(cluster.place("a").is_some());
+    // The scheduler takes it back.
+    cluster.put_node_object("node-0", json!({"unschedulable": true}));
+    let mut claim = cluster.claim("a").clone();
+    claim.status.get_or_insert_default().allocation = None;
+    cluster.store(claim);
+    let waits = |cluster: &mut Cluster| {
+        told(cluster).into_iter().filter(|told| told.starts_with("a: Waiting")).collect::<Vec<_>>()
+    };
+    cluster.settle(5 * SECOND);
+    assert_eq!(waits(&mut cluster).len(), 1, "the first one alone");
+    cluster.settle(Duration::from_secs(60));
+    let later = waits(&mut cluster);
+    assert!(later.len() == 1 && later[0].contains("nodes that the pod may not run on"), "{later:?}");
 }
 
 #[test]
