@@ -59,6 +59,8 @@ pub struct Cluster {
     pub budgets: BTreeMap<Name, PodDisruptionBudget>,
     /// Pods that were evicted, in order. They are there until somebody ends them.
     pub evicted: Vec<Name>,
+    /// When each of them was.
+    pub evicted_at: Vec<Moment>,
     /// Pods that were evicted to move them, and when.
     pub moved: Vec<(Moment, Name)>,
     /// What the controller has not been told yet.
@@ -96,6 +98,7 @@ impl Cluster {
             groups: BTreeMap::new(),
             budgets: BTreeMap::new(),
             evicted: Vec::new(),
+            evicted_at: Vec::new(),
             moved: Vec::new(),
             feed: VecDeque::new(),
             writes: VecDeque::new(),
@@ -606,7 +609,10 @@ impl Cluster {
             pod.metadata.deletion_timestamp = Some(object(json!(ends.to_string())));
             match is_move {
                 true => self.moved.push((self.now, name)),
-                false => self.evicted.push(name),
+                false => {
+                    self.evicted.push(name);
+                    self.evicted_at.push(self.now);
+                }
             }
             self.store_pod(pod);
         }
@@ -795,7 +801,7 @@ impl Cluster {
         (other.classes, other.rules) = (self.classes.clone(), self.rules.clone());
         (other.keeps, other.own_daemons) = (self.keeps, self.own_daemons);
         (other.books, other.blind) = (self.books.clone(), self.blind.clone());
-        other.budgets = self.budgets.clone();
+        (other.budgets, other.groups) = (self.budgets.clone(), self.groups.clone());
         other.relist();
         other
     }

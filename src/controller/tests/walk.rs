@@ -15,7 +15,7 @@ use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::{Consolidation, Mode, Rules};
 use crate::controller::holds::Pace;
-use crate::controller::preempt::EVICTIONS_MAX;
+use crate::controller::preempt::EVICTIONS_OF_NAMESPACE_MAX;
 use crate::controller::queue::{Lacks, Patience};
 use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
@@ -36,6 +36,9 @@ fn rules() -> Rules {
     let holds = Pace { settle: SETTLE, keep_warm: Duration::from_secs(10), ..Pace::default() };
     Rules { holds, ..Rules::default() }
 }
+
+/// A share that nobody binds is taken back in this time, and what was in doubt is known.
+const CALM: Duration = Duration::from_secs(150);
 
 /// Of 40 s: after so many nothing happens any more, unless something happens for ever.
 const TICKS_MAX: u32 = 1000;
@@ -106,6 +109,29 @@ struct Replica {
     owner: String,
 }
 
+/// How a gang says how many of its pods start together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Gang {
+    /// By annotation.
+    Sized,
+    /// By their PodGroups.
+    Volcano,
+    Kai,
+}
+
+const OURS: &str = "tranche.dev/gang";
+const OURS_SIZE: &str = "tranche.dev/gang-size";
+const VOLCANOS: &str = "scheduling.k8s.io/group-name";
+const KAIS: &str = "pod-group-name";
+
+/// Pods of a gang that are not ending.
+#[derive(Debug, Clone, Default)]
+struct Members {
+    placed: Vec<String>,
+    waiting: Vec<String>,
+    is_bound: bool,
+}
+
 struct Walk {
     cluster: Cluster,
     /// By the pod's name.
@@ -165,7 +191,8 @@ impl Walk {
     fn happens(&mut self, what: u8) {
         let before = self.cluster.version;
         match what {
-            0..10 => self.create_share(),
+            0..9 => self.create_share(),
+            9 => self.create_gang(),
             10..12 => self.create_promised(),
             12..16 => self.create_whole(),
             16..30 => self.schedule(),
@@ -295,10 +322,15 @@ impl Walk {
     }
 
     /// Who was evicted gave way to somebody: there are no more of them than others could have asked for.
-    fn check_evicted(&mut self) {
-        let evicted = self.cluster.evicted.len() as u64;
-        let minutes = self.cluster.now.as_secs() / 60 + 1;
-        assert!(evicted <= minutes * EVICTIONS_MAX as u64, "{evicted} pods were evicted in {minutes} min");
+    fn check_evicted(&self) {
+        let minute = Duration::from_secs(60);
+        let evicted = &self.cluster.evicted_at;
+        for (nth, at) in evicted.iter().enumerate() {
+            let within = evicted[..nth].iter().filter(|before| **before + minute > *at).count() + 1;
+            let leaders = 1 + self.led.iter().filter(|led| **led + minute > *at).count();
+            let most = EVICTIONS_OF_NAMESPACE_MAX * leaders;
+            assert!(within <= most, "{within} pods were evicted in a minute, under {leaders} leaders");
+        }
         for name in &self.cluster.evicted {
             let lowest = self.asks.get(&name.1).is_none_or(|ask| ask.priority == 0);
             assert!(lowest, "{name:?} has the highest priority that there is");
@@ -352,6 +384,132 @@ impl Walk {
         self.cluster.put_pod(&name, &[&name], more);
     }
 
+    /// Pods of one gang, of which so many start together. Most of them come at once.
+    fn create_gang(&mut self) {
+        self.made += 1;
+        let (kind, name) = (self.gang_kind(), format!("t{}", self.made));
+        let pods = self.rng.u8(2..=4);
+        let minimum = self.rng.u8(1..=pods);
+        for _ in 0..pods {
+            let mib = self.rng.u64(10_000..60_000);
+            self.create_member(kind, &name, minimum, mib);
+            if self.rng.u8(0..4) == 0 {
+                self.cluster.now += Duration::from_millis(self.rng.u64(0..1500));
+                self.cluster.round();
+            }
+        }
+    }
+
+    fn gang_kind(&mut self) -> Gang {
+        self.rng.choice([Gang::Sized, Gang::Volcano, Gang::Kai]).expect("there are some")
+    }
+
+    /// A pod of a gang.
+    fn create_member(&mut self, kind: Gang, gang: &str, minimum: u8, mib: u64) -> String {
+        self.made += 1;
+        let name = format!("{gang}-{}", self.made);
+        let group = json!({"spec": {"minMember": minimum}});
+        let more = match kind {
+            Gang::Sized => {
+                json!({"metadata": {"annotations": {OURS: gang, OURS_SIZE: minimum.to_string()}}})
+            }
+            Gang::Volcano => {
+                self.cluster.put_group(PodGroupApi::Volcano, gang, group);
+                json!({"metadata": {"annotations": {VOLCANOS: gang}}, "spec": {"schedulerName": "volcano"}})
+            }
+            Gang::Kai => {
+                self.cluster.put_group(PodGroupApi::Kai, gang, group);
+                json!({"metadata": {"annotations": {KAIS: gang}}, "spec": {"schedulerName": "kai-scheduler"}})
+            }
+        };
+        self.cluster.put_share(&name, json!({"memory": format!("{mib}Mi")}), 1);
+        self.cluster.put_pod(&name, &[&name], more);
+        name
+    }
+
+    /// The gang of a pod, and how many of its pods start together. None: it is in none, or nobody says.
+    fn gang_of(&self, pod: &Pod) -> Option<(Gang, String, usize)> {
+        let annotations = pod.metadata.annotations.as_ref()?;
+        if let (Some(name), Some(size)) = (annotations.get(OURS), annotations.get(OURS_SIZE)) {
+            return Some((Gang::Sized, name.clone(), size.parse().ok()?));
+        }
+        [(Gang::Volcano, VOLCANOS, PodGroupApi::Volcano), (Gang::Kai, KAIS, PodGroupApi::Kai)]
+            .into_iter()
+            .find_map(|(kind, annotation, api)| {
+                let name = annotations.get(annotation)?;
+                let group = self.cluster.groups.get(&(api, name.clone()))?;
+                Some((kind, name.clone(), usize::try_from(group.spec.min_member?).ok()?))
+            })
+    }
+
+    /// Gangs of which somebody says how many start together: their pods, in all and with a place, and whether the scheduler
+    /// has bound one of them.
+    fn gangs(&self) -> BTreeMap<(Gang, String, usize), Members> {
+        let mut gangs: BTreeMap<_, Members> = BTreeMap::new();
+        for ((_, name), pod) in &self.cluster.pods {
+            let Some(gang) = self.gang_of(pod).filter(|_| pod.metadata.deletion_timestamp.is_none()) else {
+                continue;
+            };
+            let members = gangs.entry(gang).or_default();
+            members.is_bound |= pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+            let claims = claims_of(pod);
+            match claims.iter().any(|claim| self.cluster.place(claim).is_some()) {
+                true => members.placed.push(name.clone()),
+                false => members.waiting.push(name.clone()),
+            }
+        }
+        gangs
+    }
+
+    /// When nothing has happened for a while: of a gang that has not started as many pods have places as start together, or
+    /// none.
+    fn gangs_are_whole(&self) {
+        for (gang @ (_, _, minimum), members) in self.gangs() {
+            let whole = members.placed.is_empty() || members.placed.len() >= minimum || members.is_bound;
+            assert!(whole, "{gang:?} has places for a part of it: {members:?}");
+        }
+    }
+
+    /// Gangs whose pods come in turns, and more of them than there is room for. Whatever has room starts whole within
+    /// 15 s, and the others start as soon as those before them have ended.
+    fn gangs_take_turns(&mut self) {
+        const GIB: u64 = 60;
+        self.clear();
+        let mut coming = Vec::new();
+        for _ in 0..self.rng.u8(3..6) {
+            self.made += 1;
+            let (kind, name, pods) = (self.gang_kind(), format!("u{}", self.made), self.rng.u8(2..=5));
+            let minimum = self.rng.u8(2..=pods);
+            coming.extend((0..pods).map(|_| (kind, name.clone(), minimum)));
+        }
+        self.rng.shuffle(&mut coming);
+        for (kind, name, minimum) in coming {
+            self.create_member(kind, &name, minimum, GIB << 10);
+            self.cluster.settle(Duration::from_millis(self.rng.u64(0..1500)));
+        }
+        while !self.cluster.pods.is_empty() {
+            self.cluster.settle(Duration::from_secs(15));
+            self.cluster.check();
+            self.gangs_are_whole();
+            let gangs = self.gangs();
+            let started: Vec<Members> =
+                gangs.values().filter(|members| !members.placed.is_empty()).cloned().collect();
+            assert!(!started.is_empty(), "all GPUs are free, and no gang starts: {gangs:?}");
+            let is_kept = self.cluster.core.reserves.counts() != (0, 0);
+            if !is_kept && started.iter().any(|members| !members.waiting.is_empty()) {
+                let open = self.cluster.open_for((GIB << 10, 0, 1));
+                assert_eq!(open, [], "pods of a gang that has started wait: {gangs:?}");
+            }
+            for members in started {
+                members
+                    .placed
+                    .iter()
+                    .chain(&members.waiting)
+                    .for_each(|pod| self.cluster.drop_pod(pod, true));
+            }
+        }
+    }
+
     fn put_group(&mut self, name: &str) {
         let minimum = self.rng.u8(1..4);
         self.cluster.put_group(PodGroupApi::Volcano, name, json!({"spec": {"minMember": minimum}}));
@@ -359,11 +517,14 @@ impl Walk {
 
     /// Its owner wants another minimum, or it goes.
     fn change_group(&mut self) {
-        let names: Vec<String> = self.cluster.groups.keys().map(|(_, name)| name.clone()).collect();
-        let Some(name) = self.rng.choice(names) else { return };
+        let groups: Vec<(PodGroupApi, String)> = self.cluster.groups.keys().cloned().collect();
+        let Some((api, name)) = self.rng.choice(groups) else { return };
         match self.rng.bool() {
-            true => self.put_group(&name),
-            false => self.cluster.drop_group(PodGroupApi::Volcano, &name),
+            true => {
+                let minimum = self.rng.u8(1..4);
+                self.cluster.put_group(api, &name, json!({"spec": {"minMember": minimum}}));
+            }
+            false => self.cluster.drop_group(api, &name),
         }
     }
 
@@ -521,6 +682,8 @@ impl Walk {
         }
         self.cluster.check();
         self.check_moved();
+        self.check_evicted();
+        self.gangs_are_whole();
     }
 
     /// Who waits has no place: as the API has it, and for a controller that has missed nothing.
@@ -570,10 +733,18 @@ impl Walk {
 
     /// Every group lets its pods start one by one.
     fn let_all_groups_go(&mut self) {
-        let annotations = self.cluster.pods.values().filter_map(|pod| pod.metadata.annotations.as_ref());
-        let groups = annotations.filter_map(|all| all.get("scheduling.k8s.io/group-name")).cloned();
-        for name in groups.collect::<BTreeSet<String>>() {
-            self.cluster.put_group(PodGroupApi::Volcano, &name, json!({"spec": {"minMember": 1}}));
+        let pods: Vec<Pod> = self.cluster.pods.values().cloned().collect();
+        for mut pod in pods {
+            let Some(annotations) = pod.metadata.annotations.as_mut() else { continue };
+            let group = json!({"spec": {"minMember": 1}});
+            if let Some(size) = annotations.get_mut(OURS_SIZE) {
+                *size = "1".to_owned();
+                self.cluster.store_pod(pod);
+            } else if let Some(name) = annotations.get(VOLCANOS) {
+                self.cluster.put_group(PodGroupApi::Volcano, name, group);
+            } else if let Some(name) = annotations.get(KAIS) {
+                self.cluster.put_group(PodGroupApi::Kai, name, group);
+            }
         }
         self.rest();
         self.waits_in_need();
@@ -609,15 +780,20 @@ impl Walk {
         }
     }
 
-    /// Each GPU has a large pod and a small one that may be moved. Some of the large ones go, and what comes wants whole
-    /// GPUs: small ones are in the way.
-    fn fragment(&mut self) {
+    /// All pods end, and nobody makes them anew.
+    fn clear(&mut self) {
         let pods: Vec<String> = self.cluster.pods.keys().map(|(_, name)| name.clone()).collect();
         pods.iter().for_each(|pod| self.cluster.drop_pod(pod, true));
         let claims: Vec<_> = self.cluster.claims.keys().filter(|(ns, _)| ns == "ml").cloned().collect();
         claims.iter().for_each(|claim| self.cluster.drop_claim(claim));
         self.replicas.clear();
         self.rest();
+    }
+
+    /// Each GPU has a large pod and a small one that may be moved. Some of the large ones go, and what comes wants whole
+    /// GPUs: small ones are in the way.
+    fn fragment(&mut self) {
+        self.clear();
         let large: Vec<String> = (0..6).map(|_| self.create_plain(60, 1)).collect();
         self.rest();
         for _ in 0..6 {
@@ -662,8 +838,12 @@ impl Walk {
         }
         self.land(true);
         // In which the scheduler binds nothing.
-        self.cluster.settle(Duration::from_secs(self.rng.u64(0..300)));
+        let calm = Duration::from_secs(self.rng.u64(0..300));
+        self.cluster.settle(calm);
         self.cluster.check();
+        if calm >= CALM {
+            self.gangs_are_whole();
+        }
         self.rest();
         self.waits_in_need();
         for node in 0..3 {
@@ -680,6 +860,7 @@ impl Walk {
         );
         self.waits_in_need();
         self.drain();
+        self.gangs_take_turns();
         let claims: Vec<_> = self.cluster.claims.keys().filter(|(ns, _)| ns == "ml").cloned().collect();
         claims.iter().for_each(|claim| self.cluster.drop_claim(claim));
         self.cluster.settle(Duration::from_secs(1200));
