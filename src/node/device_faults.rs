@@ -24,12 +24,11 @@ use tracing::{error, info, warn};
 
 use super::discovery::Discovered;
 use super::executor::Executor;
-use super::holders::{self, Withheld};
 use crate::host::{Durability, boot};
 use crate::inventory::{
     DaemonsDown, DeviceFault, DeviceFaults, DriverSession, FaultLocation, Inventory, ShmFull, Xid,
 };
-use crate::ledger::{Phase, RecordKey};
+use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::names::DeviceUuid;
 use crate::model::share::{MpsGroup, MpsLimits};
@@ -195,6 +194,8 @@ impl FaultWatcher {
         let mut ledger = self.sources.executor.store.changes();
         let mut withheld = self.sources.executor.holders.withheld();
         withheld.mark_changed();
+        let mut unclaimed = self.sources.executor.holders.unclaimed().changes();
+        unclaimed.mark_changed();
         let mut carved = self.sources.executor.mig.changes();
         let (mut last, mut next) = (Instant::now(), Instant::now());
         let mut looking: Option<JoinHandle<Observation>> = None;
@@ -212,7 +213,8 @@ impl FaultWatcher {
                     }
                 }
                 // The sender is the executor's, which is ours too.
-                Ok(()) = withheld.changed() => self.take_withheld(&withheld.borrow_and_update()),
+                Ok(()) = withheld.changed() => self.take_withheld(),
+                Ok(()) = unclaimed.changed() => self.take_withheld(),
                 Ok(()) = carved.changed() => self.set(self.with_carving(&self.known)),
                 // Not at once: many claims come together.
                 Ok(()) = ledger.changed() => next = next.min(last + self.sources.every),
@@ -263,8 +265,8 @@ impl FaultWatcher {
 
     /// A share whose claim was taken away keeps new pods off its whole board: what it holds the API server counts as free,
     /// so that neither scheduler nor controller can tell what is left beside it. Who is there already goes on.
-    fn take_withheld(&mut self, withheld: &BTreeMap<RecordKey, Withheld>) {
-        self.withheld = holders::by_device(withheld);
+    fn take_withheld(&mut self) {
+        self.withheld = self.sources.executor.holders.kept_from_others();
         self.set(self.known.with_withheld(&self.withheld, now()));
     }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use tracing::warn;
 
 use super::executor::{ExecuteError, Executor};
+use super::file_looks::Openers;
 use super::holders;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::PodRef;
@@ -16,7 +17,7 @@ impl Executor {
     /// Nobody else has these devices open, as far as a look can tell. Blocks on it.
     ///
     /// # Errors
-    /// Somebody has.
+    /// Somebody has: the devices are tainted, as long as that is so.
     pub(super) fn check_unopened(
         &self,
         exclusive: &[ExclusiveDevice],
@@ -32,10 +33,14 @@ impl Executor {
                     problem,
                     "who else has the claim's devices open cannot be told, and it gets them all the same"
                 );
-                return Ok(());
+                Openers::new()
             }
         };
-        let Some(number) = openers.values().flat_map(BTreeMap::values).next() else { return Ok(()) };
+        let Some(number) = openers.values().flat_map(BTreeMap::values).next() else {
+            self.note_given(exclusive, intent);
+            return Ok(());
+        };
+        self.note_open(exclusive, intent, &openers);
         let device = exclusive.iter().find(|one| one.numbers.contains(number)).or(exclusive.first());
         let device = device.map_or_else(|| "?".into(), |one| one.device.clone());
         Err(Refusal::Open { device, by: holders::listed(&holders::holders_of(openers)) }.into())

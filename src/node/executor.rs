@@ -366,6 +366,7 @@ impl Executor {
             (true, true) => {
                 self.store.end(held, key)?;
                 self.holders.settle(key);
+                self.leave(&record, cause);
                 Ok(())
             }
             (false, _) => Err(ReleaseError::Undo([usable, owing].concat())),

@@ -10,7 +10,7 @@
 //!
 //! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
 //! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share taints its board only if
-//! its claim was taken away, not if kubelet has ended its pod.
+//! its claim was taken away, not if kubelet has ended its pod. What no record names is [`super::unclaimed`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::file_looks::{ByPod, FileLooks, Openers};
+use super::unclaimed::UnclaimedDevices;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::device_nodes::NVIDIA_MAJOR;
 use crate::host::{DeviceNumber, Processes};
@@ -81,12 +82,19 @@ pub struct Holders {
     /// One look serves all who asked before it began.
     last: Mutex<Option<(Instant, Arc<ByPod>)>>,
     withheld: watch::Sender<BTreeMap<RecordKey, Withheld>>,
+    unclaimed: UnclaimedDevices,
 }
 
 impl Holders {
     pub fn new(processes: Arc<dyn Processes>, own_pod: Option<PodUid>, files: FileLooks) -> Self {
         let withheld = watch::Sender::new(BTreeMap::new());
-        Self { processes, files, own_pod, last: Mutex::default(), withheld }
+        let unclaimed = UnclaimedDevices::new();
+        Self { processes, files, own_pod, last: Mutex::default(), withheld, unclaimed }
+    }
+
+    /// False: nobody looks at who has a device open.
+    pub fn looks_at_files(&self) -> bool {
+        self.files.is_on()
     }
 
     /// The pods among these that have processes. Blocks its thread.
@@ -115,7 +123,7 @@ impl Holders {
         rightful: &[PodRef],
         among: Option<&[Holder]>,
     ) -> Result<Openers, String> {
-        if devices.is_empty() || !self.files.is_on() {
+        if devices.is_empty() || !self.looks_at_files() {
             return Ok(Openers::new());
         }
         let mut pods = match among {
@@ -128,13 +136,16 @@ impl Holders {
         self.files.openers(pods, devices)
     }
 
-    /// The same, of a device that is to be free. Who could not look keeps nobody off it. Of a device that is withheld those
-    /// are looked at first who had it open the last time.
-    fn openers_of(&self, key: &RecordKey, devices: &[HeldDevice], rightful: &[PodRef]) -> Vec<Holder> {
-        let numbers = whole_gpus(devices);
-        let known = self.withheld_of(key).and_then(|before| before.by.ok()).unwrap_or_default();
-        let known: Vec<_> = known.into_iter().filter(|one| one.hold == Hold::HasOpen).collect();
-        let look = |among: Option<&[Holder]>| match self.openers(&numbers, rightful, among) {
+    /// The same, of devices that are to be free. Who could not look keeps nobody off them. Those are looked at first who
+    /// had them open the last time.
+    pub fn openers_again(
+        &self,
+        devices: &BTreeSet<DeviceNumber>,
+        rightful: &[PodRef],
+        known: &[Holder],
+    ) -> Vec<Holder> {
+        let known: Vec<_> = known.iter().filter(|one| one.hold == Hold::HasOpen).cloned().collect();
+        let look = |among: Option<&[Holder]>| match self.openers(devices, rightful, among) {
             Ok(found) => holders_of(found),
             Err(problem) => {
                 tracing::warn!(
@@ -195,7 +206,10 @@ impl Holders {
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
         let by = self.of(&record.intent.pods).map(|by| match by.is_empty() {
-            true => self.openers_of(&key, &devices, rightful),
+            true => {
+                let known = self.withheld_of(&key).and_then(|before| before.by.ok()).unwrap_or_default();
+                self.openers_again(&whole_gpus(&devices), rightful, &known)
+            }
             false => by,
         });
         match by {
@@ -206,6 +220,21 @@ impl Holders {
             }
             by => Some(Withheld { key, claim, cause, devices, by }),
         }
+    }
+
+    /// By device, why nobody new is to get it.
+    pub fn kept_from_others(&self) -> BTreeMap<FaultLocation, String> {
+        let mut kept = by_device(&self.withheld.borrow());
+        for (location, words) in self.unclaimed.changes().borrow().by_location() {
+            let told = kept.entry(location).or_default();
+            *told = if told.is_empty() { words } else { format!("{told}; {words}") };
+        }
+        kept
+    }
+
+    /// What no record names.
+    pub fn unclaimed(&self) -> &UnclaimedDevices {
+        &self.unclaimed
     }
 
     /// What is withheld, by record.
@@ -319,10 +348,18 @@ fn whole_gpus(devices: &[HeldDevice]) -> BTreeSet<DeviceNumber> {
     whole.filter_map(|held| Some((NVIDIA_MAJOR, held.answer.device.minor()?))).collect()
 }
 
+/// Of a board that is carved: whatever may be made over it would find it there.
+pub(super) fn location(held: &HeldDevice) -> FaultLocation {
+    match &held.mig {
+        Some(mig) => FaultLocation::Slices(held.gpu.clone(), mig.place.placement),
+        None => FaultLocation::Device(held.uuid.clone()),
+    }
+}
+
 /// By device, why nobody new is to get it. Of a device with several claims [`NAMED`] are told. The share of a pod that
 /// kubelet has ended keeps nobody off the device: its processes end within moments, at each pod that is deleted without a
 /// grace period.
-pub fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<FaultLocation, String> {
+fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<FaultLocation, String> {
     let mut found = BTreeMap::<FaultLocation, Vec<String>>::new();
     for one in withheld.values() {
         let keeps_off = |held: &&HeldDevice| match held.mode {
@@ -338,12 +375,7 @@ pub fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<FaultLoca
             let holders = one.holders();
             let words =
                 format!("claim {} has ended or was taken away, but {what} is held: {holders}", one.claim);
-            // Of a board that is carved: whatever may be made over it would find it there.
-            let place = match &held.mig {
-                Some(mig) => FaultLocation::Slices(held.gpu.clone(), mig.place.placement),
-                None => FaultLocation::Device(held.uuid.clone()),
-            };
-            let told = found.entry(place).or_default();
+            let told = found.entry(location(held)).or_default();
             // A claim may have several shares of one board.
             if told.last() != Some(&words) {
                 told.push(words);

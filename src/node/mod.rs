@@ -8,7 +8,7 @@
 //!                            └──────────→ preparer ←── kubelet's calls
 //!                                           └→ lanes → executor (carving) → ledger (store), CDI file, GPU
 //!                                                ↑
-//!                                             sweeper (start, every minute) ←── holders ←── /proc
+//!                                             sweeper (start, every minute) ←── holders, unclaimed ←── /proc
 //!                                             mig_mode (a change of the ledger, time): modes off that nobody needs
 //! prepared, grant changed, health changed ─→ reporter ─→ status.devices and events of claims
 //! ledger, NVML's process lists, /proc ─→ watchdog ─→ findings, metrics, ends of processes
@@ -46,6 +46,7 @@ pub mod state;
 pub mod store;
 mod stored;
 pub mod sweeper;
+pub mod unclaimed;
 pub mod watchdog;
 
 pub use metrics::NodeMetrics;

@@ -142,6 +142,12 @@ impl Reporter {
         self.post(&withheld.claim, named, Severity::Warning, "DeviceWithheld", &message);
     }
 
+    /// A claim has ended, and a pod without a claim has its device open: which and who, as `who` says.
+    pub fn held_after(&self, claim: &ClaimRef, who: &str) {
+        let message = conditions::withheld(claim, who);
+        self.post(claim, std::iter::empty(), Severity::Warning, "DeviceWithheld", &message);
+    }
+
     /// Posts an event at once: on some of the pods, and on the claim.
     fn post<'a>(
         &self,

@@ -12,7 +12,8 @@
 //! A claim about which the API server does not answer is left alone: a missing answer proves nothing. That a claim is
 //! gone says nothing about its device either, because a user who may edit the claim can delete it. Each finding is
 //! checked again with the lane of the GPU held before anything is done, because kubelet may have been faster.
-//! Withheld devices are checked again every [`AGAIN`].
+//! Withheld devices, and those that a pod has open without a claim ([`super::unclaimed`]), are checked again every
+//! [`AGAIN`].
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -20,6 +21,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, instrument, warn};
 
@@ -27,14 +30,16 @@ use super::daemons;
 use super::executor::{ExecuteError, ReleaseError};
 use super::holders::{AGAIN, ReleaseCause};
 use super::preparer::{PrepareError, Preparer};
+use super::unclaimed::Which;
 use crate::cdi;
 use crate::cluster::ClaimState;
 use crate::conditions::{Concerned, GpuPart, PartHealth};
 use crate::host::{durable, memory};
+use crate::inventory::Inventory;
 use crate::ledger::{self, Phase, Record, RecordKey};
 use crate::model::claim::{AllocatedClaim, PodRef};
 use crate::model::error_chain;
-use crate::model::gpu::Health;
+use crate::model::gpu::{Health, NodeGpus};
 use crate::model::names::{DeviceUuid, PoolName};
 
 /// No write takes as long; what is older was left by a process that is no more.
@@ -65,17 +70,30 @@ pub async fn run(
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut withheld = preparer.executor.holders.withheld();
+    let mut unclaimed = preparer.executor.holders.unclaimed().changes();
+    unclaimed.mark_changed();
+    let mut inventory = preparer.inventory.clone();
+    let (mut is_known, mut again) = (false, Instant::now());
     loop {
         let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
+        let is_any = !records.is_empty() || !unclaimed.borrow().is_empty();
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => {}
-            () = tokio::time::sleep(AGAIN), if !records.is_empty() => {
+            Ok(()) = unclaimed.changed() => preparer.look_at_unclaimed(Which::Due).await,
+            gpus = first_gpus(&mut inventory), if !is_known => {
+                is_known = true;
+                preparer.look_at_all_unclaimed(&gpus);
+            }
+            // Whatever changes meanwhile: tenants can see to it that something does.
+            () = tokio::time::sleep_until(again), if is_any => {
                 let sweep = look_again(&preparer, &records).await;
                 if sweep.released + sweep.rolled_back > 0 {
                     info!(?sweep, "what was withheld is free");
                 }
+                preparer.look_at_unclaimed(Which::All).await;
+                again = Instant::now() + AGAIN;
             }
             _ = ticks.tick() => {
                 let sweep = sweep(&preparer).await;
@@ -84,6 +102,19 @@ pub async fn run(
                 }
                 memory::give_back();
             }
+        }
+    }
+}
+
+/// The GPUs, once they are known.
+async fn first_gpus(inventory: &mut watch::Receiver<Inventory>) -> NodeGpus {
+    loop {
+        if let Inventory::Found(gpus) = &*inventory.borrow_and_update() {
+            return gpus.clone();
+        }
+        if inventory.changed().await.is_err() {
+            // There will be none.
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -103,6 +134,7 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
         settle(preparer, record, &mut sweep, &mut files).await;
     }
     files.report(preparer);
+    preparer.look_at_unclaimed(Which::All).await;
     daemons::sweep(preparer, &mut sweep).await;
     for removed in [remove_orphans(preparer), remove_unfinished(preparer)] {
         match removed {

@@ -16,7 +16,7 @@ mod targets;
 #[cfg(test)]
 mod tests;
 
-pub use plan::{ExclusiveDevice, Facts, Plan, nodes, plan, to_make};
+pub use plan::{ExclusiveDevice, Facts, Plan, exclusive_of, nodes, nodes_of, plan, to_make};
 pub use share::as_recorded;
 pub use targets::{Site, Target, is_carved_over, targets};
 
@@ -169,12 +169,13 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// True for two claims on one device: the control plane's mistake, counted apart.
+    /// True if somebody else holds the device, another claim mostly: that is counted apart.
     pub fn is_double_allocation(&self) -> bool {
         match self {
             Self::InUse { .. }
             | Self::Withheld { .. }
             | Self::WithheldShare { .. }
+            | Self::Open { .. }
             | Self::NotEnded { .. }
             | Self::OtherPlacer { .. } => true,
             Self::Share { source, .. } => source.is_for_want_of_room(),

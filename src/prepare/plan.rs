@@ -6,7 +6,7 @@ use crate::ledger::{HeldDevice, HoldMode, Intent, Standing, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::gpu::{Device, MigMode};
 use crate::model::mig::{MadeMig, MigPlace};
-use crate::model::names::{BootId, DeviceName};
+use crate::model::names::{BootId, DeviceName, DeviceUuid};
 use crate::params::{Interval, Sharing};
 
 /// All that will be done for a claim, decided.
@@ -24,6 +24,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExclusiveDevice {
     pub device: DeviceName,
+    pub uuid: DeviceUuid,
     pub numbers: Vec<(u32, u32)>,
 }
 
@@ -38,7 +39,7 @@ pub struct Facts<'a> {
 
 /// Which device nodes the targets stand for, in their order.
 pub fn nodes(targets: &[Target<'_>]) -> Vec<CdiNodes> {
-    targets.iter().filter_map(|target| cdi_nodes(target.device)).collect()
+    targets.iter().filter_map(|target| nodes_of(target.device)).collect()
 }
 
 /// What is recorded before MIG instances are made for a claim: everything that undoing needs. `None` if there is none to
@@ -112,18 +113,30 @@ pub fn plan(
 }
 
 fn exclusive(target: &Target<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice> {
-    let is_its_own = |node: &Node| match target.mode {
-        HoldMode::Whole => true,
+    match target.mode {
+        HoldMode::Whole | HoldMode::Mig => {
+            let own = exclusive_of(target.device, nodes)?;
+            Some(ExclusiveDevice { device: target.name.clone(), ..own })
+        }
+        HoldMode::Share(_) | HoldMode::Admin => None,
+    }
+}
+
+/// What of a device must be open nowhere else while a claim has it alone. None of a board that is not given whole.
+pub fn exclusive_of(device: Device<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice> {
+    let is_its_own = |node: &Node| match device {
+        Device::Whole(_) => true,
         // The board's node is everybody's who has a part of it.
-        HoldMode::Mig => matches!(node, Node::GpuInstance { .. } | Node::ComputeInstance { .. }),
-        HoldMode::Share(_) | HoldMode::Admin => false,
+        Device::Mig { .. } => matches!(node, Node::GpuInstance { .. } | Node::ComputeInstance { .. }),
+        Device::Parent(_) | Device::Place { .. } => false,
     };
-    let own = cdi_nodes(target.device)?.nodes().into_iter().filter(is_its_own);
+    let own = nodes_of(device)?.nodes().into_iter().filter(is_its_own);
     let found = own.filter_map(|node| nodes.0.get(&node));
     // WSL has one node for all GPUs.
     let of_one = found.filter(|node| node.container.starts_with("/dev/nvidia"));
     let numbers: Vec<_> = of_one.map(|node| (node.major, node.minor)).collect();
-    (!numbers.is_empty()).then(|| ExclusiveDevice { device: target.name.clone(), numbers })
+    let (name, uuid) = (device.name(), device.uuid().clone());
+    (!numbers.is_empty()).then_some(ExclusiveDevice { device: name, uuid, numbers })
 }
 
 fn time_slice(target: &Target<'_>) -> Option<Step> {
@@ -137,8 +150,8 @@ fn time_slice(target: &Target<'_>) -> Option<Step> {
     }
 }
 
-/// None of a device that is yet to be made.
-fn cdi_nodes(device: Device<'_>) -> Option<CdiNodes> {
+/// Which device nodes a device stands for. None of one that is yet to be made.
+pub fn nodes_of(device: Device<'_>) -> Option<CdiNodes> {
     match device {
         // Of a board that is carved only administrative access is given.
         Device::Whole(gpu) | Device::Parent(gpu) => Some(CdiNodes::Whole { minor: gpu.minor }),
@@ -161,7 +174,7 @@ fn cdi_device(
     Ok(CdiDevice {
         name: target.name.clone(),
         share_id: target.share_id.clone(),
-        nodes: cdi_nodes(target.device).ok_or_else(|| Refusal::NotMade { device: target.name.clone() })?,
+        nodes: nodes_of(target.device).ok_or_else(|| Refusal::NotMade { device: target.name.clone() })?,
         env: daemon.map(|daemon| daemon.env(target)).unwrap_or_default(),
         mounts: daemon.map(|daemon| daemon.mounts(facts.mps_dir, with_shm)).unwrap_or_default(),
     })

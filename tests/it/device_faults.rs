@@ -19,9 +19,11 @@ use tranche::node::device_faults::{FILE, FaultWatcher, Sources};
 use tranche::node::discovery::{Discovered, DiscoveryState};
 use tranche::node::health;
 use tranche::node::publisher::{Pace, Publication, Publisher};
+use tranche::node::sweeper;
 use tranche::nvml::GpuEvent;
 
 use crate::fake_mps::Trouble;
+use crate::holders::Opener;
 use crate::mock_api::{MockApi, PATIENCE, Verb};
 use crate::site::{Claim, NODE, PluginRun, Site, uuid};
 
@@ -43,7 +45,7 @@ struct Run<'a> {
     inventory_with_faults: watch::Receiver<Inventory>,
     published: watch::Receiver<Publication>,
     stop: CancellationToken,
-    tasks: [JoinHandle<()>; 2],
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl TestNode {
@@ -80,7 +82,7 @@ impl TestNode {
         let publisher = publisher.with_pace(quick()).with_device_faults(device_faults.clone());
         let stop = CancellationToken::new();
         let (until, publishing) = (stop.clone(), stop.clone());
-        let tasks = [
+        let tasks = vec![
             tokio::spawn(async move { _ = watch.run(until).await }),
             tokio::spawn(async move { publisher.run(Box::new(|| Ok(Some(Box::new(())))), publishing).await }),
         ];
@@ -177,6 +179,14 @@ impl Run<'_> {
         }
     }
 
+    /// The sweeper beside it, whose sweeps do not come while the test lasts.
+    fn with_sweeper(mut self) -> Self {
+        let (preparer, stop) = (self.plugin.preparer.clone(), self.stop.clone());
+        let hour = Duration::from_secs(3600);
+        self.tasks.push(tokio::spawn(async move { _ = sweeper::run(preparer, hour, stop).await }));
+        self
+    }
+
     async fn until(&self, what: &str, holds: impl Fn(&DeviceFaults) -> bool) {
         let mut device_faults = self.device_faults.clone();
         let found = tokio::time::timeout(PATIENCE, device_faults.wait_for(holds)).await.is_ok();
@@ -208,6 +218,7 @@ const PLACES: [&str; 4] =
     ["gpu-3-mig-1g10gb-19-0", "gpu-3-mig-1g10gb-19-1", "gpu-3-mig-1g10gb-19-2", "gpu-3-mig-2g20gb-14-2"];
 const POD: &str = "11111111-0000-4000-8000-000000000001";
 const XID_48: &str = "gpu.nvidia.com/xid=48:NoSchedule";
+const WITHHELD: &str = "gpu.nvidia.com/withheld=:NoSchedule";
 
 #[tokio::test]
 async fn an_xid_keeps_pods_off_until_the_driver_is_loaded_anew_over_restarts_too() {
@@ -376,7 +387,7 @@ async fn a_share_that_is_withheld_keeps_new_pods_off_its_gpu_until_its_pod_has_e
     node.until_taints(0, &[]).await;
     node.site.api.remove(&mine);
     run.plugin.sweep().await.unwrap();
-    node.until_taints(0, &["gpu.nvidia.com/withheld=:NoSchedule"]).await;
+    node.until_taints(0, &[WITHHELD]).await;
     assert_eq!(node.taints(1), Some(vec![]), "the other GPU is free");
     let words = run.device_faults.borrow().iter().next().unwrap().words.clone();
     assert!(
@@ -388,6 +399,109 @@ async fn a_share_that_is_withheld_keeps_new_pods_off_its_gpu_until_its_pod_has_e
     node.site.ends(4711);
     run.plugin.sweep().await.unwrap();
     node.until_taints(0, &[]).await;
+    run.end().await;
+}
+
+/// A pod with a small share opens the node of the GPU, hands the descriptor to another pod, and ends. No record names the
+/// GPU any more: a claim that gets it whole would wait on this node for ever, and so would the next.
+#[tokio::test]
+async fn a_gpu_that_nobody_has_and_a_strange_pod_has_open_is_tainted_before_a_claim_comes() {
+    for part in [
+        Claim::new("mine", &["gpu-0"]).share("1Mi", "1").reserved_for(&[POD]),
+        Claim::new("mine", &["gpu-0"]).admin().reserved_for(&[POD]),
+    ] {
+        let node = TestNode::new();
+        let run = node.start().with_sweeper();
+        node.site.api.put(&part);
+        run.plugin.prepared(&part, "before").await;
+        node.until_taints(0, &[]).await;
+        let opener = Opener::of(&node.site, (195, 0));
+        run.plugin.unprepare(&part).await.unwrap();
+        node.until_taints(0, &[WITHHELD]).await;
+        assert_eq!(node.taints(1), Some(vec![]), "the other GPU is free");
+        let words = run.device_faults.borrow().iter().next().unwrap().words.clone();
+        assert!(
+            words.contains("no claim has it") && words.contains("process 4712 of pod 33333333"),
+            "{words}"
+        );
+        assert_eq!(run.unhealthy(0), None, "nothing is wrong with it");
+        // It is remembered by nobody, and found again.
+        run.end().await;
+        let run = node.start().with_sweeper();
+        run.until("what is found again", |faults| !faults.is_empty()).await;
+        node.until_taints(0, &[WITHHELD]).await;
+        drop(opener);
+        node.until_taints(0, &[]).await;
+        let next = Claim::new("next", &["gpu-0"]).reserved_for(&[POD]);
+        node.site.api.put(&next);
+        run.plugin.prepared(&next, "free").await;
+        run.end().await;
+    }
+}
+
+/// A neighbour's share is there still when the first ends: the watchdog sees to who else works on a shared GPU.
+#[tokio::test]
+async fn only_the_last_claim_of_a_gpu_leaves_it_to_be_looked_at() {
+    let node = TestNode::new();
+    let run = node.start().with_sweeper();
+    let share = |name| Claim::new(name, &["gpu-0"]).share("1Gi", "1").reserved_for(&[POD]);
+    let [first, last] = [share("first"), share("last")];
+    for claim in [&first, &last] {
+        node.site.api.put(claim);
+        run.plugin.prepared(claim, "before").await;
+    }
+    node.until_taints(0, &[]).await;
+    let _opener = Opener::of(&node.site, (195, 0));
+    run.plugin.unprepare(&first).await.unwrap();
+    assert_eq!(run.plugin.sweep().await.unwrap(), sweeper::Sweep::default());
+    assert!(run.device_faults.borrow().is_empty() && node.taints(0) == Some(vec![]));
+    run.plugin.unprepare(&last).await.unwrap();
+    node.until_taints(0, &[WITHHELD]).await;
+    // A share that was allocated before that is nobody's alone.
+    node.site.api.put(&last);
+    run.plugin.prepared(&last, "beside others").await;
+    node.until_taints(0, &[]).await;
+    run.end().await;
+}
+
+/// One who was not there when the claim before ended. Kubelet asks again and again: nobody else is to be sent there.
+#[tokio::test]
+async fn a_device_that_is_refused_because_a_strange_pod_has_it_open_is_tainted_until_it_is_free() {
+    let node = TestNode::new();
+    let run = node.start().with_sweeper();
+    let next = Claim::new("next", &["gpu-0", "gpu-1"]).reserved_for(&[POD]);
+    node.site.api.put(&next);
+    node.until_taints(1, &[]).await;
+    let opener = Opener::of(&node.site, (195, 1));
+    run.plugin.refused(&next, &["gpu-1 is not free yet", "process 4712 of pod 33333333"]).await;
+    assert_eq!(run.plugin.metric("tranche_refused_double_allocations_total"), 1.0);
+    node.until_taints(1, &[WITHHELD]).await;
+    assert_eq!(node.taints(0), Some(vec![]));
+    drop(opener);
+    node.until_taints(1, &[]).await;
+    run.plugin.prepared(&next, "free").await;
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_mig_device_made_where_a_strange_pod_has_its_nodes_open_keeps_pods_off_its_memory_slices() {
+    let node = TestNode::of(Site::carved());
+    let run = node.start().with_sweeper();
+    let claim = Claim::new("mine", &[PLACES[2]]).reserved_for(&[POD]);
+    node.site.api.put(&claim);
+    run.plugin.prepared(&claim, "before").await;
+    let instance = node.site.mig.on(&uuid(3))[0].id;
+    run.plugin.unprepare(&claim).await.unwrap();
+    node.until_tainted(&[], "").await;
+    let openers: Vec<_> = [Opener::of(&node.site, (237, u64::from(200 + 2 * instance)))].into();
+    for _ in 0..2 {
+        run.plugin.refused(&claim, &["process 4712 of pod 33333333"]).await;
+        node.until_tainted(&["gpu-3", PLACES[2], PLACES[3]], WITHHELD).await;
+        assert_eq!(run.device_faults.borrow().iter().count(), 1, "also of a MIG device with another UUID");
+    }
+    drop(openers);
+    node.until_tainted(&[], "").await;
+    run.plugin.prepared(&claim, "free").await;
     run.end().await;
 }
 
@@ -489,7 +603,7 @@ async fn a_device_that_was_made_and_is_held_without_a_claim_keeps_pods_off_its_m
     node.site.runs(4711, POD);
     node.site.api.remove(&claim);
     run.plugin.sweep().await.unwrap();
-    node.until_tainted(&["gpu-3", PLACES[2], PLACES[3]], "gpu.nvidia.com/withheld=:NoSchedule").await;
+    node.until_tainted(&["gpu-3", PLACES[2], PLACES[3]], WITHHELD).await;
     node.site.ends(4711);
     run.plugin.sweep().await.unwrap();
     node.until_tainted(&[], "").await;

@@ -281,14 +281,14 @@ const STRANGE: &str = "33333333-0000-4000-8000-000000000003";
 const STRANGE_PID: u32 = 4712;
 
 /// A real process, shown as one of a pod, that has a device node open: it was handed the descriptor.
-struct Opener {
+pub struct Opener {
     child: Child,
     shown: PathBuf,
 }
 
 impl Opener {
     /// Only the node's place is open: no driver is asked.
-    fn of(site: &Site, (major, minor): (u64, u64)) -> Self {
+    pub fn of(site: &Site, (major, minor): (u64, u64)) -> Self {
         let node = site.path(&format!("{major}-{minor}"));
         if !node.exists() {
             mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), makedev(major, minor)).unwrap();

@@ -1,0 +1,304 @@
+//! Devices that no claim has, and that a pod has open all the same. Whoever has a share of a GPU, a MIG device or
+//! administrative access can hand the descriptor to another pod and end: then no record names the device, and a claim that
+//! gets it alone is refused on this node again and again, because its pod is bound there.
+//!
+//! So a device is looked at when its last claim has ended, when it was refused to a claim, and when this process starts.
+//! One that a pod has open is tainted as one that is withheld, and looked at every [`super::holders::AGAIN`]. Once a claim
+//! has the device, the claim's record says what becomes of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::executor::Executor;
+use super::file_looks::Openers;
+use super::holders::{self, Holder, ReleaseCause};
+use super::lanes::Held;
+use super::preparer::Preparer;
+use super::store::StoreError;
+use crate::host::DeviceNumber;
+use crate::inventory::{FaultLocation, Inventory};
+use crate::ledger::{HeldDevice, HoldMode, Intent, Record};
+use crate::model::claim::ClaimRef;
+use crate::model::error_chain;
+use crate::model::gpu::{Device, Gpu, MigMode, NodeGpus};
+use crate::model::names::{DeviceName, DeviceUuid};
+use crate::prepare::{self, ExclusiveDevice};
+
+/// See the module's text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unclaimed {
+    due: BTreeMap<DeviceUuid, Due>,
+    open: BTreeMap<FaultLocation, OpenDevice>,
+}
+
+/// A device that is to be looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Due {
+    gpu: DeviceUuid,
+    /// Who had it last, if that is known.
+    claim: Option<ClaimRef>,
+}
+
+/// A device that pods have open without a claim on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct OpenDevice {
+    gpu: DeviceUuid,
+    device: DeviceName,
+    numbers: BTreeSet<DeviceNumber>,
+    by: Vec<Holder>,
+}
+
+/// What is to be looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// What nobody has looked at yet.
+    Due,
+    /// That, and what was open.
+    All,
+}
+
+impl Unclaimed {
+    pub fn is_empty(&self) -> bool {
+        self.due.is_empty() && self.open.is_empty()
+    }
+
+    /// By device, why nobody is to get it.
+    pub fn by_location(&self) -> BTreeMap<FaultLocation, String> {
+        let words =
+            |open: &OpenDevice| format!("no claim has it, but it is held: {}", holders::listed(&open.by));
+        self.open.iter().map(|(location, open)| (location.clone(), words(open))).collect()
+    }
+
+    fn boards(&self, which: Which) -> BTreeSet<DeviceUuid> {
+        let open = self.open.values().filter(|_| which == Which::All).map(|open| &open.gpu);
+        self.due.values().map(|due| &due.gpu).chain(open).cloned().collect()
+    }
+
+    fn of(&self, gpu: &DeviceUuid) -> Self {
+        let due = self.due.iter().filter(|(_, due)| due.gpu == *gpu);
+        let open = self.open.iter().filter(|(_, open)| open.gpu == *gpu);
+        Self {
+            due: due.map(|(uuid, due)| (uuid.clone(), due.clone())).collect(),
+            open: open.map(|(location, open)| (location.clone(), open.clone())).collect(),
+        }
+    }
+}
+
+/// [`Unclaimed`], with who wants to know of changes.
+pub struct UnclaimedDevices(watch::Sender<Unclaimed>);
+
+impl UnclaimedDevices {
+    pub fn new() -> Self {
+        Self(watch::Sender::default())
+    }
+
+    pub fn changes(&self) -> watch::Receiver<Unclaimed> {
+        self.0.subscribe()
+    }
+
+    fn change(&self, what: impl FnOnce(&mut Unclaimed)) {
+        self.0.send_if_modified(|all| {
+            let before = all.clone();
+            what(all);
+            *all != before
+        });
+    }
+
+    fn look_at(&self, device: &DeviceUuid, gpu: &DeviceUuid, claim: Option<&ClaimRef>) {
+        let due = Due { gpu: gpu.clone(), claim: claim.cloned() };
+        self.change(|all| _ = all.due.entry(device.clone()).or_insert(due));
+    }
+
+    fn set(&self, location: &FaultLocation, open: OpenDevice) {
+        self.change(|all| match open.by.is_empty() {
+            true => _ = all.open.remove(location),
+            false => _ = all.open.insert(location.clone(), open),
+        });
+    }
+}
+
+impl Executor {
+    /// A claim has ended: what nobody has now, and was not looked at, is looked at soon.
+    pub(super) fn leave(&self, record: &Record, cause: ReleaseCause) {
+        // No process outlives a boot.
+        if cause == ReleaseCause::Anew || record.intent.boot != self.boot || !self.holders.looks_at_files() {
+            return;
+        }
+        let on = self.store.held_on(&record.gpus());
+        let unclaimed = self.holders.unclaimed();
+        for held in &record.intent.devices {
+            // A whole GPU was looked at before it was released. What was made for the claim was ended with it.
+            let devices = match held.mode {
+                HoldMode::Whole => [None, None],
+                HoldMode::Share(_) | HoldMode::Admin => [Some(&held.uuid), None],
+                HoldMode::Mig => [Some(&held.gpu), Some(&held.uuid).filter(|_| held.mig.is_none())],
+            };
+            for device in devices.into_iter().flatten() {
+                if !is_held(&on, &held.gpu, &FaultLocation::Device(device.clone())) {
+                    unclaimed.look_at(device, &held.gpu, Some(&record.intent.claim));
+                }
+            }
+        }
+    }
+
+    /// A claim was not given these devices, because pods have some of them open.
+    pub(super) fn note_open(&self, exclusive: &[ExclusiveDevice], intent: &Intent, openers: &Openers) {
+        for (one, held, location) in located(exclusive, intent) {
+            let by = holders::holders_of(openers_of(openers, &one.numbers));
+            let numbers = one.numbers.iter().copied().collect();
+            let unclaimed = self.holders.unclaimed();
+            match (by.is_empty(), &held.mig) {
+                (false, _) => {
+                    let open = OpenDevice { gpu: held.gpu.clone(), device: one.device.clone(), numbers, by };
+                    unclaimed.set(&location, open);
+                }
+                // Who has several open was found with the first.
+                (true, None) => unclaimed.look_at(&held.uuid, &held.gpu, None),
+                (true, Some(_)) => {}
+            }
+        }
+    }
+
+    /// A claim is given these devices.
+    pub(super) fn note_given(&self, exclusive: &[ExclusiveDevice], intent: &Intent) {
+        for (_, _, location) in located(exclusive, intent) {
+            self.holders.unclaimed().change(|all| _ = all.open.remove(&location));
+        }
+    }
+
+    /// Looks at what nobody has of a board; blocks on that. Tells what was found open that was not known to be, with the
+    /// claim that had it last.
+    fn look_at_unclaimed(
+        &self,
+        held: &Held,
+        gpu: &DeviceUuid,
+        gpus: &NodeGpus,
+        which: Which,
+    ) -> Result<Vec<(ClaimRef, String)>, StoreError> {
+        self.store.refresh(held)?;
+        let on = self.store.held_on(std::slice::from_ref(gpu));
+        let rightful = self.watchers(std::slice::from_ref(gpu));
+        let unclaimed = self.holders.unclaimed();
+        let Unclaimed { due, open: known } = unclaimed.0.borrow().of(gpu);
+        for (location, open) in known.iter().filter(|_| which == Which::All) {
+            let by = match is_held(&on, gpu, location) {
+                true => Vec::new(),
+                false => self.holders.openers_again(&open.numbers, &rightful, &open.by),
+            };
+            unclaimed.set(location, OpenDevice { by, ..open.clone() });
+        }
+        let mut found = Vec::new();
+        for (uuid, Due { claim, .. }) in due {
+            let location = FaultLocation::Device(uuid.clone());
+            let device = gpus.gpus.iter().flat_map(Gpu::devices);
+            let device = device.filter(|device| *device.uuid() == uuid).find(is_given_alone);
+            if let Some(one) = device.and_then(|device| self.exclusive(device, gpus))
+                && !is_held(&on, gpu, &location)
+                && !(which == Which::All && known.contains_key(&location))
+            {
+                let numbers = one.numbers.into_iter().collect();
+                let by = self.holders.openers_again(&numbers, &rightful, &[]);
+                if !by.is_empty() && !known.contains_key(&location) {
+                    let words = format!("{} ({uuid}): {}", one.device, holders::listed(&by));
+                    found.extend(claim.map(|claim| (claim, words)));
+                }
+                unclaimed.set(&location, OpenDevice { gpu: gpu.clone(), device: one.device, numbers, by });
+            }
+            unclaimed.change(|all| _ = all.due.remove(&uuid));
+        }
+        Ok(found)
+    }
+
+    fn exclusive(&self, device: Device<'_>, gpus: &NodeGpus) -> Option<ExclusiveDevice> {
+        let nodes = prepare::nodes_of(device)?;
+        match self.driver.files(Some(&gpus.driver.driver), &[nodes]) {
+            Ok(files) => prepare::exclusive_of(device, &files.nodes),
+            Err(error) => {
+                let (device, error) = (device.name(), error_chain(&error));
+                warn!(%device, error, "who has the device open is not looked at: its nodes cannot be found");
+                None
+            }
+        }
+    }
+}
+
+impl Preparer {
+    /// Every device is to be looked at that no claim has: what an earlier process knew is not known.
+    pub(super) fn look_at_all_unclaimed(&self, gpus: &NodeGpus) {
+        let executor = &self.executor;
+        for device in gpus.gpus.iter().flat_map(Gpu::devices).filter(is_given_alone) {
+            let (gpu, uuid) = (&device.gpu().uuid, device.uuid());
+            let on = executor.store.held_on(std::slice::from_ref(gpu));
+            if executor.holders.looks_at_files() && !is_held(&on, gpu, &FaultLocation::Device(uuid.clone())) {
+                executor.holders.unclaimed().look_at(uuid, gpu, None);
+            }
+        }
+    }
+
+    /// Looks at them, board after board: while they are looked at, a board's lane is held.
+    pub(super) async fn look_at_unclaimed(&self, which: Which) {
+        let unclaimed = self.executor.holders.unclaimed();
+        let boards = unclaimed.0.borrow().boards(which);
+        let gpus = match &*self.inventory.borrow() {
+            Inventory::Found(gpus) => gpus.clone(),
+            // They stay due.
+            _ => return,
+        };
+        for gpu in boards {
+            let (at, on) = (gpu.clone(), gpus.clone());
+            let look = move |executor: &Executor, held: &Held| {
+                Ok(executor.look_at_unclaimed(held, &at, &on, which)?)
+            };
+            match self.within(vec![gpu.clone()], look).await {
+                Ok(found) => found.iter().for_each(|(claim, who)| self.reporter.held_after(claim, who)),
+                Err(error) => {
+                    let error = error_chain(&error);
+                    warn!(%gpu, error, "who has the GPU open without a claim was not looked at; that is tried again");
+                }
+            }
+        }
+    }
+}
+
+/// What claims may get alone, and is there whether or not a claim has it.
+fn is_given_alone(device: &Device<'_>) -> bool {
+    match device {
+        Device::Whole(_) => true,
+        Device::Mig { parent, .. } => matches!(parent.mig, MigMode::On(_)),
+        Device::Parent(_) | Device::Place { .. } => false,
+    }
+}
+
+/// A claim has the device, or a part of it, or what it is a part of.
+fn is_held(on_board: &[Intent], gpu: &DeviceUuid, location: &FaultLocation) -> bool {
+    let has = |held: &HeldDevice| match location {
+        FaultLocation::Device(uuid) => uuid == gpu || *uuid == held.uuid,
+        FaultLocation::Slices(_, at) => held.mig.as_ref().is_none_or(|mig| mig.place.placement.overlaps(*at)),
+        FaultLocation::Board(_) | FaultLocation::Instance(..) | FaultLocation::Taken(..) => true,
+    };
+    let mut held = on_board.iter().flat_map(|intent| &intent.devices);
+    held.any(|held| {
+        held.gpu == *gpu && held.mode != HoldMode::Admin && (held.mode == HoldMode::Whole || has(held))
+    })
+}
+
+fn located<'a>(
+    exclusive: &'a [ExclusiveDevice],
+    intent: &'a Intent,
+) -> impl Iterator<Item = (&'a ExclusiveDevice, &'a HeldDevice, FaultLocation)> {
+    exclusive.iter().filter_map(|one| {
+        let held = intent.devices.iter().find(|held| held.uuid == one.uuid)?;
+        Some((one, held, holders::location(held)))
+    })
+}
+
+/// Those that have one of these devices open.
+fn openers_of(openers: &Openers, numbers: &[DeviceNumber]) -> Openers {
+    let of_these = openers.iter().map(|(pod, pids)| {
+        let pids = pids.iter().filter(|(_, number)| numbers.contains(number));
+        (pod.clone(), pids.map(|(pid, number)| (*pid, *number)).collect::<BTreeMap<_, _>>())
+    });
+    of_these.filter(|(_, pids)| !pids.is_empty()).collect()
+}
