@@ -137,6 +137,17 @@ struct Search<'a> {
     by_number: bool,
 }
 
+/// What a thread shows of the mappings of its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mappings {
+    /// One of the devices that are looked for.
+    Device(DeviceNumber),
+    /// Other files.
+    Others,
+    /// No file is mapped, or the thread has ended.
+    Unseen,
+}
+
 impl Search<'_> {
     /// Notes who has a device open. False if there is more than was looked at.
     fn pod(mut self, pod: &PodUid, pids: &[u32]) -> bool {
@@ -163,17 +174,28 @@ impl Search<'_> {
     }
 
     /// The first of the devices that the process has open or mapped. Threads may have tables of open files of their own:
-    /// each table is looked at once.
+    /// each table is looked at once. They have their mappings together; a first thread that has ended shows none.
     fn process(&mut self, folder: &Path, pid: u32) -> Option<DeviceNumber> {
-        if let Some(device) = self.table(folder).or_else(|| self.mappings(folder)) {
+        if let Some(device) = self.table(folder) {
             return Some(device);
         }
+        let mut mapped = self.mappings(folder);
         let mut last = pid;
+        if let Mappings::Device(device) = mapped {
+            return Some(device);
+        }
         for thread in self.entries(&folder.join("task")) {
             if !self.goes_on() {
                 return None;
             }
-            let Some(number) = name(&thread).and_then(|name| name.parse().ok()) else { continue };
+            let Some(number) = name(&thread).and_then(|name| name.parse::<u32>().ok()) else { continue };
+            if mapped == Mappings::Unseen && number != pid {
+                // Not listed there, and to be found by its number: proc(5).
+                mapped = self.mappings(&self.processes.root.join(number.to_string()));
+                if let Mappings::Device(device) = mapped {
+                    return Some(device);
+                }
+            }
             if number == pid || (self.by_number && have_one_table(last, number)) {
                 continue;
             }
@@ -201,16 +223,18 @@ impl Search<'_> {
     }
 
     /// A device stays in use by its mappings after its descriptors are closed.
-    fn mappings(&mut self, folder: &Path) -> Option<DeviceNumber> {
+    fn mappings(&mut self, folder: &Path) -> Mappings {
+        let mut found = Mappings::Unseen;
         for file in self.entries(&folder.join("map_files")) {
             if !self.goes_on() {
-                return None;
+                break;
             }
             if let Some(device) = self.asked(&file) {
-                return Some(device);
+                return Mappings::Device(device);
             }
+            found = Mappings::Others;
         }
-        None
+        found
     }
 
     fn asked(&self, file: &Path) -> Option<DeviceNumber> {

@@ -177,6 +177,27 @@ fn a_mapping_of_a_device_whose_descriptor_is_closed_is_found() {
     assert_eq!(shown.openers(ZERO), BTreeMap::new());
 }
 
+/// The memory of a process goes on after its first thread, whose files and mappings are shown no more.
+#[test]
+fn a_mapping_is_found_also_when_the_first_thread_has_ended() {
+    let shown = Shown::new();
+    let first = shown.dir.path().join("7");
+    for name in ["fd", "map_files", "task/7", "task/8", "task/9", "ns"] {
+        fs::create_dir_all(first.join(name)).unwrap();
+    }
+    fs::write(first.join("stat"), "7 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n").unwrap();
+    fs::write(first.join("cgroup"), format!("0::/kubepods/burstable/pod{POD}/c\n")).unwrap();
+    // Another thread that has ended; and one that goes on, as /proc shows it: to who asks for its number.
+    fs::create_dir_all(shown.dir.path().join("8/map_files")).unwrap();
+    fs::create_dir_all(shown.dir.path().join("9/map_files")).unwrap();
+    symlink("/dev/zero", shown.dir.path().join("9/map_files/7f00-7f01")).unwrap();
+    assert_eq!(shown.openers(ZERO), BTreeMap::from([(PodUid::new(POD), vec![7])]));
+    // What cannot be listed is told.
+    fs::remove_dir_all(shown.dir.path().join("9/map_files")).unwrap();
+    fs::write(shown.dir.path().join("9/map_files"), "").unwrap();
+    assert_eq!(shown.look(ZERO).unfinished, BTreeSet::from([PodUid::new(POD)]));
+}
+
 /// The search of one pod with so many files left to look at.
 fn searched(shown: &Shown, left: usize) -> OpenDevices {
     use crate::host::Processes;
