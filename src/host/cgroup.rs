@@ -28,6 +28,11 @@ pub fn owner(text: &str) -> ProcessOwner {
     paths.map(of_path).find(|owner| *owner != ProcessOwner::Host).unwrap_or(ProcessOwner::Host)
 }
 
+/// True if one of the lines names the root of its hierarchy.
+pub fn is_at_a_root(text: &str) -> bool {
+    text.lines().any(|line| line.splitn(3, ':').nth(2) == Some("/"))
+}
+
 /// The topmost pod in the path. What is below a pod's group belongs to the pod, whatever name its processes
 /// gave it: a tenant who may make groups of its own must not pass for another.
 fn of_path(path: &str) -> ProcessOwner {

@@ -117,6 +117,26 @@ impl LocalProcesses {
         std::fs::read_dir(self.path(pid, "task")).is_ok_and(|tasks| tasks.count() > 1)
     }
 
+    fn has_first_ended(&self, pid: u32) -> io::Result<bool> {
+        Ok(self
+            .read(pid, "stat")?
+            .and_then(|stat| started(&stat))
+            .is_some_and(|(_, first_ended)| first_ended))
+    }
+
+    /// The pod that one of the threads is of.
+    fn owner_of_threads(&self, pid: u32) -> io::Result<ProcessOwner> {
+        for thread in entries(&self.path(pid, "task"))? {
+            // Of one that has just ended there is nothing to read.
+            let text = std::fs::read(thread.join("cgroup")).unwrap_or_default();
+            let owner = cgroup::owner(&String::from_utf8_lossy(&text));
+            if owner != ProcessOwner::Host {
+                return Ok(owner);
+            }
+        }
+        Ok(ProcessOwner::Host)
+    }
+
     /// The GPUs are, and no driver opens their device nodes.
     pub(super) fn are_simulated(&self) -> bool {
         self.nvml_pids == PidNamespace::Own
@@ -147,7 +167,13 @@ impl Processes for LocalProcesses {
     }
 
     fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
-        Ok(self.read(pid, "cgroup")?.map(|text| cgroup::owner(&text)))
+        let Some(text) = self.read(pid, "cgroup")? else { return Ok(None) };
+        let owner = cgroup::owner(&text);
+        // In v1 a first thread that has ended is shown in no group, while the others go on in theirs.
+        if owner == ProcessOwner::Host && cgroup::is_at_a_root(&text) && self.has_first_ended(pid)? {
+            return Ok(Some(self.owner_of_threads(pid)?));
+        }
+        Ok(Some(owner))
     }
 
     fn uses_gpu(&self, pid: u32) -> io::Result<bool> {
@@ -379,6 +405,19 @@ mod tests {
         }
         let real = real().by_pod().unwrap();
         assert!(real.values().all(|pids| !pids.is_empty()));
+    }
+
+    /// As the kernel shows it in v1: the first thread's groups are all `/`.
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_still_its_pods() {
+        let (root, processes) = shown(4711, "Z", "/", 2);
+        assert_eq!(processes.by_pod().unwrap(), BTreeMap::new());
+        std::fs::write(root.path().join("4711/cgroup"), "8:pids:/\n1:name=systemd:/\n").unwrap();
+        let thread = |group: &str| format!("8:pids:{group}\n1:name=systemd:{group}\n");
+        let of = |number: u32| root.path().join(format!("4711/task/{number}/cgroup"));
+        std::fs::write(of(4711), thread("/")).unwrap();
+        std::fs::write(of(4712), thread(&format!("/kubepods/pod{POD}/c"))).unwrap();
+        assert_eq!(processes.by_pod().unwrap(), BTreeMap::from([(PodUid::new(POD), vec![4711])]));
     }
 
     #[test]
