@@ -93,6 +93,12 @@ impl FileLook {
         self.note(|found| _ = found.openers.entry(pod.into()).or_default().insert(pid, device));
     }
 
+    /// Of a test's processes: the look is at that one.
+    #[cfg(test)]
+    pub fn stands_at(&self, pid: u32) {
+        self.at.store(pid, Ordering::SeqCst);
+    }
+
     fn note(&self, what: impl FnOnce(&mut OpenDevices)) {
         what(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
     }

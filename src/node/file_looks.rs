@@ -1,9 +1,10 @@
 //! Looks at the files of pods: who has a device open without a claim on it? A descriptor can be handed to a process of
 //! another pod, where no record knows of it.
 //!
-//! A look costs its caller [`LOOK_LIMIT`] and a [`STALL`] at most, whatever tenants do. It runs on a thread of its own. If nothing moves for
-//! [`STALL`], the process that it stands at holds it up: that thread is left, and the next one passes that process over, as
-//! do later looks until the thread comes back. Pods that were not looked through are told and counted, and keep nobody off
+//! A look costs its caller [`LOOK_LIMIT`] and a [`STALL`] at most, whatever tenants do. It runs on a thread of its own. If
+//! nothing moves for [`STALL`], the process that it stands at holds it up: that thread is left, and the next one passes that
+//! process over, as do later looks until the thread comes back. Several looks can stand still at one process, if they began
+//! before the first was left. Pods that were not looked through are told and counted, and keep nobody off
 //! a device: a tenant with a million files, or with a file server that does not answer, would keep everybody off all GPUs of
 //! the node.
 
@@ -24,8 +25,9 @@ use crate::model::names::PodUid;
 const LOOK_LIMIT: Duration = Duration::from_secs(6);
 /// Between two files no look rests for so long, unless it is held up.
 const STALL: Duration = Duration::from_secs(2);
-/// Threads that may stand still at the same time.
+/// Processes that may hold looks up at the same time, and threads that may stand still at them.
 const STUCK_MAX: usize = 8;
+const STUCK_THREADS_MAX: usize = 64;
 /// Reading /proc is shallow.
 const STACK: usize = 256 * 1024;
 /// Between two looks at whether a look moves.
@@ -58,7 +60,8 @@ impl FileLooks {
     /// # Errors
     /// In words, if nobody can look.
     pub fn openers(&self, pods: ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<Openers, String> {
-        let OpenDevices { mut openers, unfinished } = self.look(&pods, devices)?;
+        let looked = self.look(&pods, devices).inspect_err(|_| self.count_unmade());
+        let OpenDevices { mut openers, unfinished } = looked?;
         if !unfinished.is_empty() {
             self.counts.unfinished.inc_by(unfinished.len() as u64);
             let pods: Vec<_> = unfinished.iter().take(8).map(PodUid::as_str).collect();
@@ -79,6 +82,16 @@ impl FileLooks {
         Ok(openers)
     }
 
+    /// A look could not be made.
+    pub fn count_unmade(&self) {
+        self.counts.unmade.inc();
+    }
+
+    #[cfg(test)]
+    pub fn unmade(&self) -> u64 {
+        self.counts.unmade.get()
+    }
+
     /// False: nobody is to look.
     pub fn is_on(&self) -> bool {
         self.policy != OpenDescriptors::Off
@@ -88,8 +101,9 @@ impl FileLooks {
         let until = Instant::now() + LOOK_LIMIT;
         loop {
             let (threads, skipped) = self.stuck_at();
-            if threads >= STUCK_MAX {
-                return Err(format!("{STUCK_MAX} processes hold up looks at their open files"));
+            if skipped.len() >= STUCK_MAX || threads >= STUCK_THREADS_MAX {
+                let processes = skipped.len();
+                return Err(format!("{processes} processes hold up {threads} looks at their open files"));
             }
             let look = Arc::new(FileLook::new(pods.clone(), devices.clone(), skipped, until));
             if self.is_done(&look, until)? || Instant::now() >= until {

@@ -126,8 +126,9 @@ impl Holders {
         if devices.is_empty() || !self.looks_at_files() {
             return Ok(Openers::new());
         }
+        let look = || self.look().inspect_err(|_| self.files.count_unmade());
         let mut pods = match among {
-            None => (*self.look()?).clone(),
+            None => (*look()?).clone(),
             Some(known) => known.iter().map(|one| (one.pod.uid.clone(), one.pids.clone())).collect(),
         };
         pods.retain(|pod, _| {
@@ -482,6 +483,9 @@ mod tests {
         assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
         let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
         assert!(held.holders().contains("hostPID"), "{held}");
+        assert_eq!(holders.files.unmade(), 0, "it was not asked who has the GPU open");
+        holders.openers(&BTreeSet::from([(195, 0)]), &[], None).unwrap_err();
+        assert_eq!(holders.files.unmade(), 1);
         assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
     }
 

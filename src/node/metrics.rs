@@ -94,6 +94,8 @@ pub struct FileLookCounts {
     pub strangers: Counter,
     /// Pods not all of whose files were looked at.
     pub unfinished: Counter,
+    /// Looks that could not be made.
+    pub unmade: Counter,
 }
 
 /// What the node process counts. Clones count into the same metrics.
@@ -233,6 +235,11 @@ impl NodeMetrics {
             "unfinished_file_looks",
             "Pods not all of whose open files were looked at, at each look: they have too many, or hold the look up",
             self.file_looks.unfinished.clone(),
+        );
+        registry.register(
+            "unmade_file_looks",
+            "Looks at the open files of pods that could not be made: whole GPUs and MIG devices were given all the same",
+            self.file_looks.unmade.clone(),
         );
         registry.register(
             "mig_creation_failures",

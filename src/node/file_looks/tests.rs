@@ -72,10 +72,33 @@ fn a_process_that_holds_a_look_up_is_left_and_the_others_are_looked_at() {
         assert!(Instant::now() < ended, "the look that was let go is still taken for one that stands");
         thread::yield_now();
     }
-    // As many as that: nobody looks any more, and says so.
-    let one = || Arc::new(FileLook::new(pods(), devices.clone(), BTreeSet::new(), Instant::now()));
-    locked(&looks.stuck).extend((0..STUCK_MAX).map(|_| one()));
-    assert!(looks.openers(pods(), &devices).unwrap_err().contains("8 processes hold up"));
+}
+
+/// Looks that begin at the same time all stand at the same process before the first of them is left.
+#[test]
+fn who_holds_many_looks_up_counts_once_and_nobody_looks_at_eight_such() {
+    let looks = looks(OpenDescriptors::Withhold, None);
+    let devices = BTreeSet::from([(195, 0)]);
+    let at = |pid: u32| {
+        let look = FileLook::new(pods(), devices.clone(), BTreeSet::new(), Instant::now());
+        look.stands_at(pid);
+        Arc::new(look)
+    };
+    locked(&looks.stuck).extend((0..STUCK_MAX).map(|_| at(1)));
+    assert_eq!(looks.openers(pods(), &devices).unwrap().len(), 1, "the ninth look passes it over");
+    assert_eq!(looks.counts.unmade.get(), 0);
+    // As many processes as that: nobody looks any more, and says so.
+    locked(&looks.stuck).extend((2..=7).map(at));
+    assert_eq!(looks.openers(pods(), &devices).unwrap().len(), 1);
+    locked(&looks.stuck).push(at(8));
+    let words = looks.openers(pods(), &devices).unwrap_err();
+    assert!(words.contains("8 processes hold up 15 looks"), "{words}");
+    assert_eq!(looks.counts.unmade.get(), 1);
+    // Threads are bounded, too.
+    locked(&looks.stuck).retain(|look| look.at() == 1);
+    locked(&looks.stuck).extend((STUCK_MAX..STUCK_THREADS_MAX).map(|_| at(1)));
+    looks.openers(pods(), &devices).unwrap_err();
+    assert_eq!(looks.counts.unmade.get(), 2);
 }
 
 #[test]
