@@ -4,8 +4,10 @@
 //! Nothing is opened. A descriptor that names the place of a node alone (`O_PATH`) is no open device: anybody can have one
 //! who can make a node.
 //!
-//! What a look costs is bounded, because tenants say how many files they have. Of each pod [`FILES_FIRST`] are looked at;
-//! then, of those that have more, [`FILES_MOST`]; and nothing once its time is over. A look can also be held up for good by
+//! What a look costs is bounded, because tenants say how many files they have, and how long each is waited for (while
+//! another thread changes its mappings without end). Of each pod [`FILES_FIRST`] are looked at, for [`TIME_FIRST`]; then, of
+//! those that have more, [`FILES_MOST`], for equal parts of the time that is left; and nothing once the look's time is over.
+//! So no pod hides another one's files behind its own. A look can also be held up for good by
 //! a process (while another of its threads maps memory that its own file system does not bring) or by a file server that
 //! does not answer. So it runs on a thread that its caller can leave ([`FileLook::steps`]); what was found until then counts.
 
@@ -17,7 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::libc;
 
@@ -29,6 +31,8 @@ pub type DeviceNumber = (u32, u32);
 
 /// Files, mappings and threads of a pod that are looked at before those of pods with more: 110 such pods take about 2 s.
 const FILES_FIRST: usize = 10_000;
+/// For how long at most.
+const TIME_FIRST: Duration = Duration::from_millis(100);
 /// Of a pod with more.
 const FILES_MOST: usize = 1 << 20;
 /// `CAP_SYS_ADMIN`
@@ -106,10 +110,6 @@ impl FileLook {
     fn step(&self) {
         self.steps.fetch_add(1, Ordering::SeqCst);
     }
-
-    fn is_over(&self) -> bool {
-        Instant::now() >= self.until
-    }
 }
 
 /// Looks at the processes of the look's pods.
@@ -118,11 +118,16 @@ pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
     let mut pods: BTreeMap<_, _> = look.pods.iter().collect();
     for most in [FILES_FIRST, FILES_MOST] {
         let mut large = BTreeMap::new();
+        let mut waiting = u32::try_from(pods.len()).unwrap_or(u32::MAX);
         for (pod, pids) in pods {
-            if look.is_over() {
+            let now = Instant::now();
+            let Some(rest) = look.until.checked_duration_since(now).filter(|rest| !rest.is_zero()) else {
                 return;
-            }
-            let search = Search { look, left: most, is_whole: true, processes, by_number };
+            };
+            let part = if most == FILES_FIRST { TIME_FIRST } else { rest / waiting.max(1) };
+            waiting = waiting.saturating_sub(1);
+            let until = now + part.min(rest);
+            let search = Search { look, left: most, until, is_whole: true, processes, by_number };
             if search.pod(pod, pids) {
                 look.note(|found| _ = found.unfinished.remove(pod));
             } else {
@@ -137,6 +142,7 @@ pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
 struct Search<'a> {
     look: &'a FileLook,
     left: usize,
+    until: Instant,
     is_whole: bool,
     processes: &'a LocalProcesses,
     /// The numbers of processes are those of system calls.
@@ -163,7 +169,9 @@ impl Search<'_> {
                 continue;
             }
             self.look.at.store(pid, Ordering::SeqCst);
-            self.look.step();
+            if !self.goes_on() {
+                return false;
+            }
             let folder = self.processes.root.join(pid.to_string());
             if let Some(device) = self.process(&folder, pid)
                 && !may_administrate(&folder)
@@ -247,11 +255,11 @@ impl Search<'_> {
         number(file).filter(|number| self.look.devices.contains(number))
     }
 
-    /// False once the pod's files or the look's time are used up.
+    /// False once the pod's files or its time are used up.
     fn goes_on(&mut self) -> bool {
         self.look.step();
         self.left = self.left.saturating_sub(1);
-        if self.left.is_multiple_of(256) && self.look.is_over() {
+        if Instant::now() >= self.until {
             self.left = 0;
         }
         self.left > 0

@@ -204,11 +204,64 @@ fn searched(shown: &Shown, left: usize) -> OpenDevices {
     let processes = shown.processes();
     let (pods, until) = (processes.by_pod().unwrap(), Instant::now() + Duration::from_secs(60));
     let look = FileLook::new(pods, BTreeSet::from([URANDOM]), BTreeSet::new(), until);
-    let search = Search { look: &look, left, is_whole: true, processes: &processes, by_number: false };
+    let search = Search { look: &look, left, until, is_whole: true, processes: &processes, by_number: false };
     if search.pod(&PodUid::new(POD), &[7]) {
         look.note(|found| found.unfinished.clear());
     }
     look.found()
+}
+
+/// Opens one of the pipes that somebody reads, so that the reader goes on, and finds that the file is no open device.
+fn let_go(pipes: &[PathBuf]) -> bool {
+    use std::io::Write;
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    // Without a reader there is an error.
+    let read = pipes.iter().find_map(|pipe| options.open(pipe).ok());
+    read.is_some_and(|mut pipe| write!(pipe, "flags:\t{:o}\n", libc::O_PATH).is_ok())
+}
+
+/// Each of the first pod's files takes longer than all of a pod's may: it is left for the second, and goes on afterwards.
+#[test]
+fn a_pod_whose_files_are_slow_hides_no_other_pod() {
+    let shown = Shown::new();
+    let [slow, other] = ["/dev/null", "/dev/full"].map(|path| Holding::file(File::open(path).unwrap()));
+    let folder = shown.add(7, slow.0.id(), POD);
+    shown.add(8, other.0.id(), OTHER);
+    for name in ["fd", "fdinfo"] {
+        fs::remove_file(folder.join(name)).unwrap();
+        fs::create_dir(folder.join(name)).unwrap();
+    }
+    let pipes: Vec<_> = (0..3).map(|number| folder.join(format!("fdinfo/{number}"))).collect();
+    for (number, pipe) in pipes.iter().enumerate() {
+        symlink("/dev/full", folder.join(format!("fd/{number}"))).unwrap();
+        nix::unistd::mkfifo(pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    }
+    use crate::host::Processes;
+    let processes = shown.processes();
+    let (pods, begun) = (processes.by_pod().unwrap(), Instant::now());
+    let until = begun + Duration::from_secs(120);
+    let look = FileLook::new(pods, BTreeSet::from([FULL]), BTreeSet::new(), until);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| processes.look_at_files(&look));
+        let limit = begun + Duration::from_secs(20);
+        let mut reached = None;
+        while !(reached.is_some_and(|at: Instant| at.elapsed() > TIME_FIRST) && let_go(&pipes)) {
+            assert!(Instant::now() < limit, "the first file is not looked at");
+            reached = reached.or_else(|| (look.at() == 7).then(Instant::now));
+            std::thread::yield_now();
+        }
+        while !look.found().openers.contains_key(&PodUid::new(OTHER)) {
+            assert!(Instant::now() < limit, "one pod hides the other: {:?}", look.found());
+            std::thread::yield_now();
+        }
+        while !thread.is_finished() {
+            let_go(&pipes);
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(look.found().openers.len(), 1, "a place is no open device");
+    assert_eq!(look.found().unfinished, BTreeSet::new(), "it went on afterwards");
 }
 
 #[test]
