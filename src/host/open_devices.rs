@@ -97,6 +97,14 @@ impl FileLook {
         self.note(|found| _ = found.openers.entry(pod.into()).or_default().insert(pid, device));
     }
 
+    /// Of a test's processes: all have a device open.
+    #[cfg(test)]
+    pub fn opened_everywhere(&self, device: DeviceNumber) {
+        for (pod, pids) in &self.pods {
+            pids.iter().for_each(|pid| self.opened(pod.as_str(), *pid, device));
+        }
+    }
+
     /// Of a test's processes: the look is at that one.
     #[cfg(test)]
     pub fn stands_at(&self, pid: u32) {

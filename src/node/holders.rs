@@ -112,8 +112,9 @@ impl Holders {
         Ok(pods.iter().filter_map(holder).collect())
     }
 
-    /// The pods, but ours and these, that have one of these devices open and were not let administrate the node. Blocks
-    /// its thread while all open files of the other pods are looked at ([`FileLooks`]).
+    /// The pods, but ours and these, that have one of these devices open and were not let administrate the node; `among`:
+    /// of these alone, as far as their processes are theirs still. Blocks its thread while all open files of the other
+    /// pods are looked at ([`FileLooks`]).
     ///
     /// # Errors
     /// In words, if nobody can look.
@@ -127,10 +128,14 @@ impl Holders {
             return Ok(Openers::new());
         }
         let look = || self.look().inspect_err(|_| self.files.count_unmade());
-        let mut pods = match among {
-            None => (*look()?).clone(),
-            Some(known) => known.iter().map(|one| (one.pod.uid.clone(), one.pids.clone())).collect(),
-        };
+        let mut pods = (*look()?).clone();
+        if let Some(known) = among {
+            // A number may be that of another's process now.
+            pods.retain(|pod, pids| {
+                pids.retain(|pid| known.iter().any(|one| one.pod.uid == *pod && one.pids.contains(pid)));
+                !pids.is_empty()
+            });
+        }
         pods.retain(|pod, _| {
             Some(pod) != self.own_pod.as_ref() && !rightful.iter().any(|known| known.uid == *pod)
         });
@@ -411,6 +416,8 @@ mod tests {
     struct Fake {
         shown: bool,
         looks: AtomicUsize,
+        /// Each process that is looked at has the device open.
+        open: Option<DeviceNumber>,
     }
 
     impl Processes for Fake {
@@ -433,7 +440,11 @@ mod tests {
             self.looks.fetch_add(1, Ordering::SeqCst);
             Ok(BTreeMap::from([("uid".into(), vec![7])]))
         }
-        fn look_at_files(&self, _: &FileLook) {}
+        fn look_at_files(&self, look: &FileLook) {
+            if let Some(device) = self.open {
+                look.opened_everywhere(device);
+            }
+        }
         fn are_all_shown(&self) -> bool {
             self.shown
         }
@@ -459,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
-        let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0) });
+        let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0), open: None });
         let holders = holders(&processes, Some("ours".into()));
         for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
             let held = holders.hold(&record(HoldMode::Whole, "uid"), cause, &[]).unwrap();
@@ -479,7 +490,7 @@ mod tests {
 
     #[test]
     fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
-        let holders = holders(&Arc::new(Fake { shown: false, looks: AtomicUsize::new(0) }), None);
+        let holders = holders(&Arc::new(Fake { shown: false, looks: AtomicUsize::new(0), open: None }), None);
         assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
         let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
         assert!(held.holders().contains("hostPID"), "{held}");
@@ -487,6 +498,22 @@ mod tests {
         holders.openers(&BTreeSet::from([(195, 0)]), &[], None).unwrap_err();
         assert_eq!(holders.files.unmade(), 1);
         assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
+    }
+
+    /// A process of the host has the number of one that had a GPU open: it may, and must not keep the GPU withheld.
+    #[test]
+    fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
+        let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0), open: Some((195, 0)) });
+        let holders = holders(&processes, None);
+        let known = |pids: &[u32]| Holder { hold: Hold::HasOpen, ..holder("", pids) };
+        let again = |known: &[Holder], rightful: &[PodRef]| {
+            holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known)
+        };
+        let pod = PodRef { namespace: String::new(), name: String::new(), uid: "uid".into() };
+        assert_eq!(again(&[known(&[7, 9])], &[]), [Holder { pod: pod.clone(), ..known(&[7]) }]);
+        let mut gone = known(&[9]);
+        gone.pod.uid = "gone".into();
+        assert_eq!(again(&[gone], &[pod]), []);
     }
 
     #[test]
