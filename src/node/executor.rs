@@ -387,7 +387,7 @@ impl Executor {
 
     /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none.
     fn held_still(&self, record: &Record, cause: ReleaseCause) -> Option<Withheld> {
-        if cause == ReleaseCause::Anew || record.intent.pods.is_empty() {
+        if cause == ReleaseCause::Anew {
             return None;
         }
         if let Some(file) = record.cdi_file()

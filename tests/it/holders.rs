@@ -344,6 +344,23 @@ async fn a_gpu_that_a_strange_pod_has_open_is_held_by_that_pod() {
     }
 }
 
+/// A record of before pods were recorded, or of a claim that was reserved for none.
+#[tokio::test]
+async fn a_gpu_of_a_claim_without_pods_is_held_by_a_strange_pod_too() {
+    let mine = Claim::new("mine", &["gpu-0"]);
+    let site = Site::new();
+    site.api.put(&mine);
+    let plugin = site.start_plugin();
+    plugin.prepared(&mine, "before").await;
+    let opener = Opener::of(&site, (195, 0));
+    plugin.unprepare(&mine).await.unwrap();
+    assert_eq!(site.files(), [""; 0]);
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    drop(opener);
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+    site.check_empty("swept");
+}
+
 /// One that was not there yet, or could not be seen, when the device was released.
 #[tokio::test]
 async fn what_a_strange_pod_has_open_is_given_to_nobody() {
