@@ -88,7 +88,7 @@ pub struct Holders {
 impl Holders {
     pub fn new(processes: Arc<dyn Processes>, own_pod: Option<PodUid>, files: FileLooks) -> Self {
         let withheld = watch::Sender::new(BTreeMap::new());
-        let unclaimed = UnclaimedDevices::new();
+        let unclaimed = UnclaimedDevices::default();
         Self { processes, files, own_pod, last: Mutex::default(), withheld, unclaimed }
     }
 

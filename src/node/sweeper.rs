@@ -73,7 +73,7 @@ pub async fn run(
     let mut unclaimed = preparer.executor.holders.unclaimed().changes();
     unclaimed.mark_changed();
     let mut inventory = preparer.inventory.clone();
-    let (mut is_known, mut again) = (false, Instant::now());
+    let (mut has_swept, mut is_known, mut again) = (false, false, Instant::now());
     loop {
         let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
         let is_any = !records.is_empty() || !unclaimed.borrow().is_empty();
@@ -82,7 +82,7 @@ pub async fn run(
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => {}
             Ok(()) = unclaimed.changed() => preparer.look_at_unclaimed(Which::Due).await,
-            gpus = first_gpus(&mut inventory), if !is_known => {
+            gpus = first_gpus(&mut inventory), if has_swept && !is_known => {
                 is_known = true;
                 preparer.look_at_all_unclaimed(&gpus);
             }
@@ -100,6 +100,7 @@ pub async fn run(
                 if sweep != Sweep::default() {
                     info!(?sweep, "sweep done");
                 }
+                has_swept = true;
                 memory::give_back();
             }
         }

@@ -31,6 +31,8 @@ use crate::prepare::{self, ExclusiveDevice};
 pub struct Unclaimed {
     due: BTreeMap<DeviceUuid, Due>,
     open: BTreeMap<FaultLocation, OpenDevice>,
+    /// How often something was to be looked at.
+    asked: u64,
 }
 
 /// A device that is to be looked at.
@@ -39,6 +41,8 @@ struct Due {
     gpu: DeviceUuid,
     /// Who had it last, if that is known.
     claim: Option<ClaimRef>,
+    /// The number of the asking.
+    asked: u64,
 }
 
 /// A device that pods have open without a claim on it.
@@ -82,18 +86,16 @@ impl Unclaimed {
         Self {
             due: due.map(|(uuid, due)| (uuid.clone(), due.clone())).collect(),
             open: open.map(|(location, open)| (location.clone(), open.clone())).collect(),
+            asked: self.asked,
         }
     }
 }
 
 /// [`Unclaimed`], with who wants to know of changes.
+#[derive(Default)]
 pub struct UnclaimedDevices(watch::Sender<Unclaimed>);
 
 impl UnclaimedDevices {
-    pub fn new() -> Self {
-        Self(watch::Sender::default())
-    }
-
     pub fn changes(&self) -> watch::Receiver<Unclaimed> {
         self.0.subscribe()
     }
@@ -107,8 +109,11 @@ impl UnclaimedDevices {
     }
 
     fn look_at(&self, device: &DeviceUuid, gpu: &DeviceUuid, claim: Option<&ClaimRef>) {
-        let due = Due { gpu: gpu.clone(), claim: claim.cloned() };
-        self.change(|all| _ = all.due.entry(device.clone()).or_insert(due));
+        self.change(|all| {
+            all.asked += 1;
+            let due = Due { gpu: gpu.clone(), claim: claim.cloned(), asked: all.asked };
+            all.due.insert(device.clone(), due);
+        });
     }
 
     fn set(&self, location: &FaultLocation, open: OpenDevice) {
@@ -181,7 +186,7 @@ impl Executor {
         let on = self.store.held_on(std::slice::from_ref(gpu));
         let rightful = self.watchers(std::slice::from_ref(gpu));
         let unclaimed = self.holders.unclaimed();
-        let Unclaimed { due, open: known } = unclaimed.0.borrow().of(gpu);
+        let Unclaimed { due, open: known, .. } = unclaimed.0.borrow().of(gpu);
         for (location, open) in known.iter().filter(|_| which == Which::All) {
             let by = match is_held(&on, gpu, location) {
                 true => Vec::new(),
@@ -192,9 +197,7 @@ impl Executor {
         let mut found = Vec::new();
         for (uuid, Due { claim, .. }) in due {
             let location = FaultLocation::Device(uuid.clone());
-            let device = gpus.gpus.iter().flat_map(Gpu::devices);
-            let device = device.filter(|device| *device.uuid() == uuid).find(is_given_alone);
-            if let Some(one) = device.and_then(|device| self.exclusive(device, gpus))
+            if let Some(one) = self.exclusive(&uuid, gpus)
                 && !is_held(&on, gpu, &location)
                 && !(which == Which::All && known.contains_key(&location))
             {
@@ -211,7 +214,18 @@ impl Executor {
         Ok(found)
     }
 
-    fn exclusive(&self, device: Device<'_>, gpus: &NodeGpus) -> Option<ExclusiveDevice> {
+    /// Nothing of these is open to anybody, as one look for all of them tells. It takes no lanes: who is given one of
+    /// them meanwhile may have it open, and they are looked at one by one. Blocks on the look.
+    fn are_all_closed(&self, devices: &[DeviceUuid], gpus: &NodeGpus) -> bool {
+        let all = devices.iter().filter_map(|uuid| self.exclusive(uuid, gpus));
+        let numbers = all.flat_map(|one| one.numbers).collect();
+        self.holders.openers(&numbers, &[], None).is_ok_and(|openers| openers.is_empty())
+    }
+
+    /// None of a device that is not there, or that nobody gets alone.
+    fn exclusive(&self, uuid: &DeviceUuid, gpus: &NodeGpus) -> Option<ExclusiveDevice> {
+        let mut devices = gpus.gpus.iter().flat_map(Gpu::devices);
+        let device = devices.find(|device| device.uuid() == uuid && is_given_alone(device))?;
         let nodes = prepare::nodes_of(device)?;
         match self.driver.files(Some(&gpus.driver.driver), &[nodes]) {
             Ok(files) => prepare::exclusive_of(device, &files.nodes),
@@ -240,12 +254,23 @@ impl Preparer {
     /// Looks at them, board after board: while they are looked at, a board's lane is held.
     pub(super) async fn look_at_unclaimed(&self, which: Which) {
         let unclaimed = self.executor.holders.unclaimed();
-        let boards = unclaimed.0.borrow().boards(which);
         let gpus = match &*self.inventory.borrow() {
             Inventory::Found(gpus) => gpus.clone(),
             // They stay due.
             _ => return,
         };
+        let due = unclaimed.0.borrow().due.clone();
+        // At the start, and after a claim with many.
+        if due.len() > 1 {
+            let (executor, on) = (self.executor.clone(), gpus.clone());
+            let devices: Vec<_> = due.keys().cloned().collect();
+            let look = tokio::task::spawn_blocking(move || executor.are_all_closed(&devices, &on));
+            if look.await.is_ok_and(|closed| closed) {
+                // But for those that a claim has left since the look began.
+                unclaimed.change(|all| all.due.retain(|device, now| due.get(device) != Some(now)));
+            }
+        }
+        let boards = unclaimed.0.borrow().boards(which);
         for gpu in boards {
             let (at, on) = (gpu.clone(), gpus.clone());
             let look = move |executor: &Executor, held: &Held| {
