@@ -22,7 +22,7 @@ use super::lanes::Held;
 use super::mig_mode::is_ours;
 use crate::inventory::{Claimed, ClaimedPart, FaultLocation};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Mark, Phase, Record, RecordKey, Step};
-use crate::model::claim::AllocatedClaim;
+use crate::model::claim::{AllocatedClaim, PodRef};
 use crate::model::error_chain;
 use crate::model::gpu::{MigMode, NodeGpus, Placement};
 use crate::model::mig::{MadeMig, MigPlace};
@@ -164,6 +164,23 @@ impl Executor {
                 }
             }
         })
+    }
+
+    /// Refuses to take a record back whose MIG device somebody ended, while a pod that had the device runs: the pod's
+    /// containers may open whatever is made at that place, and NVML gives numbers of instances again.
+    pub(super) fn check_left(&self, record: &Record) -> Result<(), ExecuteError> {
+        if record.intent.boot != self.boot || self.has_its_instances(record) {
+            return Ok(());
+        }
+        let name = |pod: &PodRef| format!("{}/{}", pod.namespace, pod.name);
+        let pods: Vec<String> = match self.holders.of(&record.intent.pods) {
+            Ok(by) => by.iter().map(|one| name(&one.pod)).collect(),
+            Err(_) => record.intent.pods.iter().map(name).collect(),
+        };
+        match pods.is_empty() {
+            true => Ok(()),
+            false => Err(ExecuteError::Ended { pods: pods.join(", ") }),
+        }
     }
 
     /// Where MIG devices could not be ended after their claims, and why. As long as their records are there, nothing else is

@@ -51,6 +51,11 @@ pub enum ExecuteError {
     Step { what: String, source: StepError },
     #[error("writing the container edits of a prepared claim again")]
     Edits { source: StepError },
+    #[error(
+        "a MIG device of this claim was ended by somebody, and pods of the claim still run ({pods}): delete them; it is made \
+         again once they have ended"
+    )]
+    Ended { pods: String },
     #[error("{problem}; undoing it failed as well and is tried again every minute ({leftover})")]
     Stuck { problem: String, leftover: String },
 }
@@ -151,6 +156,7 @@ impl Executor {
         let same = ready
             .is_some_and(|record| record.intent.holds_as(planned.intent()) && self.has_its_instances(record));
         if let Some(record) = ready.filter(|_| !same) {
+            self.check_left(record)?;
             let why = "an earlier preparation is no longer valid";
             self.release(held, &key, ReleaseCause::Anew).map_err(stuck(why))?;
             // Its instances have gone with it.
@@ -231,6 +237,19 @@ impl Executor {
         }
         let written = std::fs::read(self.cdi_dir.join(&plan.cdi.file_name)).unwrap_or_default();
         Ok((written != plan.cdi.content.as_bytes()).then_some(plan.cdi))
+    }
+
+    /// Writes the container edits of a ready claim again, if they name what has changed. False if they do not. Nothing else
+    /// is touched, since the claim's pods run: a MIG device that they lost stays theirs, so that nobody gets its place.
+    pub fn renew(
+        &self,
+        record: &Record,
+        claim: &AllocatedClaim,
+        gpus: &NodeGpus,
+    ) -> Result<bool, ExecuteError> {
+        let Some(edits) = self.changed_edits(record, claim, gpus)? else { return Ok(false) };
+        self.write_cdi(&edits).map_err(|source| ExecuteError::Edits { source })?;
+        Ok(true)
     }
 
     /// Records pods that were not known to use the claim, before they are given anything.

@@ -67,7 +67,7 @@ impl PrepareError {
                 Class::Conflict
             }
             Self::Execute(ExecuteError::Refused(_)) => Class::Invalid,
-            Self::Release(ReleaseError::Held(_)) => Class::NotYet,
+            Self::Execute(ExecuteError::Ended { .. }) | Self::Release(ReleaseError::Held(_)) => Class::NotYet,
             Self::Store(_) | Self::Execute(_) | Self::Release(_) => Class::Io,
             Self::Broken => Class::Bug,
         }
@@ -166,6 +166,19 @@ impl Preparer {
             false => Ok(None),
         };
         let outcome = self.within(lanes, restore).await?;
+        outcome.iter().for_each(|outcome| self.tell(&claim, outcome));
+        Ok(outcome.is_some())
+    }
+
+    /// Writes the container edits of a ready claim again. False, and nothing done, if its record is no longer as it was
+    /// `expected`, or they name nothing that has changed.
+    pub async fn renew(&self, expected: Record, allocated: AllocatedClaim) -> Result<bool, PrepareError> {
+        let (gpus, claim, lanes) = (self.gpus().await?, expected.intent.claim.clone(), expected.gpus());
+        let renew = move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? {
+            true => Ok(executor.renew(&expected, &allocated, &gpus)?.then(|| expected.answer())),
+            false => Ok(None),
+        };
+        let outcome = self.within(lanes, renew).await?.map(Outcome::Renewed);
         outcome.iter().for_each(|outcome| self.tell(&claim, outcome));
         Ok(outcome.is_some())
     }

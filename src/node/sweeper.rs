@@ -208,7 +208,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
 /// Writes the container edits of a ready claim again, if what they name has changed.
 async fn renew(preparer: &Preparer, record: Record, claim: AllocatedClaim) -> Result<bool, PrepareError> {
     match preparer.has_changed_edits(record.clone(), claim.clone()).await? {
-        true => preparer.restore(record, claim).await,
+        true => preparer.renew(record, claim).await,
         false => Ok(false),
     }
 }

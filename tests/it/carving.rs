@@ -1,10 +1,13 @@
 //! MIG devices that are made for claims, on a node in a folder: what is refused, what is left alone, what comes back.
 
+use std::fs;
+
 use serde_json::json;
 use tranche::ledger::{Placer, Step};
 use tranche::model::gpu::Placement;
 use tranche::model::mig::{MadeMig, MigPlace};
 use tranche::model::quantity::Bytes;
+use tranche::node::sweeper::Sweep;
 
 use crate::site::{Claim, Site, uuid};
 
@@ -99,6 +102,44 @@ async fn a_device_that_somebody_ended_is_made_again() {
     plugin.prepared(&claim, "again").await;
     assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1))]);
     site.check("made again");
+}
+
+/// Another driver was loaded, say. The pod's containers have the nodes of whatever is made at that place.
+#[tokio::test]
+async fn a_device_that_was_ended_under_its_pod_is_given_to_nobody_while_the_pod_runs() {
+    for switched_off in [false, true] {
+        let site = if switched_off { Site::whole_or_cut() } else { Site::carved() };
+        let plugin = site.start_plugin();
+        let pod = "0f1e2d3c-0000-4000-8000-000000000001";
+        let claim = Claim::new("a", &[ONE]).reserved_for(&[pod]);
+        site.api.put(&claim);
+        plugin.prepared(&claim, "at first").await;
+        site.runs(4711, pod);
+        let (records, edits) = (site.records(), site.edits(&claim));
+        site.mig.clear();
+        if switched_off {
+            site.mig.switch(&uuid(3), false);
+        }
+        let hook = site.path("driver/usr/bin/nvidia-cdi-hook");
+        fs::create_dir_all(hook.parent().unwrap()).unwrap();
+        fs::write(hook, "hook").unwrap();
+        assert_eq!(plugin.sweep().await.unwrap(), Sweep { renewed: 1, ..Sweep::default() });
+        assert_ne!(site.edits(&claim), edits, "its containers can start again");
+        let same =
+            |what: &str| assert_eq!((site.records(), site.mig.all()), (records.clone(), vec![]), "{what}");
+        same("renewed");
+        let other = put(&site, "b", TWO);
+        plugin.refused(&other, &[TWO, "in use by claim team/a"]).await;
+        // A second pod of the claim's.
+        plugin
+            .refused(&claim, &["was ended by somebody", "pods of the claim still run", "delete them"])
+            .await;
+        same("asked again");
+        site.ends(4711);
+        plugin.prepared(&claim, "once it has ended").await;
+        assert_eq!(site.mig.all(), [(uuid(3), at(19, 0, 1))]);
+        site.check("made again");
+    }
 }
 
 #[tokio::test]
