@@ -1,4 +1,4 @@
-//! At start and every minute: makes records, CDI files and the API agree again.
+//! At start, every minute, and when the driver is another one: makes records, CDI files and the API agree again.
 //!
 //! | found | done |
 //! |---|---|
@@ -61,7 +61,8 @@ pub struct Sweep {
     pub failed: usize,
 }
 
-/// Sweeps at once and then every `interval`, until the process is to end.
+/// Sweeps at once, whenever the GPUs are found with another driver than before, and every `interval`, until the process is
+/// to end.
 pub async fn run(
     preparer: Arc<Preparer>,
     interval: Duration,
@@ -72,8 +73,9 @@ pub async fn run(
     let mut withheld = preparer.executor.holders.withheld();
     let mut unclaimed = preparer.executor.holders.unclaimed().changes();
     unclaimed.mark_changed();
-    let mut inventory = preparer.inventory.clone();
+    let (mut inventory, mut first) = (preparer.inventory.clone(), preparer.inventory.clone());
     let (mut has_swept, mut is_known, mut again) = (false, false, Instant::now());
+    let mut driver = None;
     loop {
         let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
         let is_any = !records.is_empty() || !unclaimed.borrow().is_empty();
@@ -82,7 +84,7 @@ pub async fn run(
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => {}
             Ok(()) = unclaimed.changed() => preparer.look_at_unclaimed(Which::Due).await,
-            gpus = first_gpus(&mut inventory), if has_swept && !is_known => {
+            gpus = first_gpus(&mut first), if has_swept && !is_known => {
                 is_known = true;
                 preparer.look_at_all_unclaimed(&gpus);
             }
@@ -96,12 +98,14 @@ pub async fn run(
                 again = Instant::now() + AGAIN;
             }
             _ = ticks.tick() => {
-                let sweep = sweep(&preparer).await;
-                if sweep != Sweep::default() {
-                    info!(?sweep, "sweep done");
-                }
+                sweep_all(&preparer).await;
                 has_swept = true;
-                memory::give_back();
+            }
+            // Container edits name files by the driver's version, and a container may start at any moment.
+            version = another_driver(&mut inventory, driver.as_deref()) => {
+                driver = Some(version);
+                sweep_all(&preparer).await;
+                has_swept = true;
             }
         }
     }
@@ -118,6 +122,31 @@ async fn first_gpus(inventory: &mut watch::Receiver<Inventory>) -> NodeGpus {
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// Waits until GPUs are found with a driver of another version than this; which one.
+async fn another_driver(inventory: &mut watch::Receiver<Inventory>, than: Option<&str>) -> String {
+    let version = |inventory: &Inventory| match inventory {
+        Inventory::Found(gpus) => Some(gpus.driver.driver.clone()).filter(|now| Some(now.as_str()) != than),
+        Inventory::Unknown | Inventory::Unavailable { .. } => None,
+    };
+    loop {
+        let now = version(&inventory.borrow_and_update());
+        match now {
+            Some(now) => return now,
+            // Nobody looks any more.
+            None if inventory.changed().await.is_err() => std::future::pending().await,
+            None => {}
+        }
+    }
+}
+
+async fn sweep_all(preparer: &Preparer) {
+    let sweep = sweep(preparer).await;
+    if sweep != Sweep::default() {
+        info!(?sweep, "sweep done");
+    }
+    memory::give_back();
 }
 
 /// One sweep over all records and files.

@@ -757,6 +757,34 @@ async fn container_edits_follow_the_drivers_files_within_a_boot() {
     }
 }
 
+async fn wait_named(site: &Site, version: &str) {
+    let named = || named_by(&site.edits(&sliced()).unwrap());
+    while !named().iter().any(|path| path.ends_with(version)) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Not a sweep later: a container may start at any moment.
+#[tokio::test]
+async fn container_edits_name_the_files_of_another_driver_as_soon_as_it_is_found() {
+    let site = Site::new();
+    let plugin = site.start_plugin();
+    site.api.put(&sliced());
+    plugin.prepared(&sliced(), "before").await;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let sweeper =
+        tranche::node::sweeper::run(plugin.preparer.clone(), Duration::from_secs(3600), stop.clone());
+    let sweeper = tokio::spawn(sweeper);
+    // The first may be seen by the sweep at the start.
+    for version in ["550.163.02", "560.35.03"] {
+        upgrade_driver(&site, version);
+        let named = tokio::time::timeout(Duration::from_secs(30), wait_named(&site, version));
+        named.await.expect(version);
+    }
+    stop.cancel();
+    sweeper.await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn container_edits_follow_the_toolkits_hook_the_sockets_and_the_numbers_of_device_nodes() {
     let site = Site::new();

@@ -218,7 +218,7 @@ fn let_go(pipes: &[PathBuf]) -> bool {
     options.write(true).custom_flags(libc::O_NONBLOCK);
     // Without a reader there is an error.
     let read = pipes.iter().find_map(|pipe| options.open(pipe).ok());
-    read.is_some_and(|mut pipe| write!(pipe, "flags:\t{:o}\n", libc::O_PATH).is_ok())
+    read.is_some_and(|mut pipe| writeln!(pipe, "flags:\t{:o}", libc::O_PATH).is_ok())
 }
 
 /// Each of the first pod's files takes longer than all of a pod's may: it is left for the second, and goes on afterwards.
