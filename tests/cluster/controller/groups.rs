@@ -39,20 +39,27 @@ const KAI: Groups = Groups {
     scheduler: "kai-scheduler",
 };
 
+/// Serves a kind of objects with any fields until the test ends; a moment after this returns.
+pub(super) async fn define(cluster: &TestCluster, group: &str, version: &str, kind: &str) {
+    let singular = kind.to_lowercase();
+    let plural = format!("{singular}s");
+    let name = format!("{plural}.{group}");
+    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let version = json!({"name": version, "served": true, "storage": true,
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}}});
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": name}, "spec": {"group": group, "scope": "Namespaced",
+        "names": {"kind": kind, "plural": plural, "singular": singular}, "versions": [version]}});
+    cluster.rig.on_end(&["kubectl", "delete", "crd", &name, "--ignore-not-found"]);
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.rig.client().await);
+    let definition = serde_json::from_value(definition).expect("it is a definition");
+    definitions.create(&PostParams::default(), &definition).await.expect("it can be created");
+}
+
 impl Groups {
     /// Serves it until the test ends, and waits until the controller knows of it.
     async fn serve(self, cluster: &TestCluster) {
-        let name = format!("podgroups.{}", self.group);
-        let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-        let version = json!({"name": self.version, "served": true, "storage": true,
-            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}}});
-        let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": name}, "spec": {"group": self.group, "scope": "Namespaced",
-            "names": {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"}, "versions": [version]}});
-        cluster.rig.on_end(&["kubectl", "delete", "crd", &name, "--ignore-not-found"]);
-        let definitions: Api<CustomResourceDefinition> = Api::all(cluster.rig.client().await);
-        let definition = serde_json::from_value(definition).expect("it is a definition");
-        definitions.create(&PostParams::default(), &definition).await.expect("it can be created");
+        define(cluster, self.group, self.version, "PodGroup").await;
         // Served a moment after that; the controller asks again every half minute.
         self.put(cluster, "probe", json!({"minMember": 1})).await;
         self.member(cluster, "probe", "probe", self.scheduler).await;

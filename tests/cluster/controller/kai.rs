@@ -1,12 +1,15 @@
 //! Pods with KAI's annotations, as far as their containers: what each of them finds.
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{LogParams, PostParams};
 use serde_json::{Value, json};
 
+use super::groups::define;
 use super::place::{env, grantable_mib};
-use super::wait_placed;
-use crate::manifests::{as_nobody, container, pod};
+use super::{create_hollow, results, share, wait_metric, wait_placed, wait_told};
+use crate::hollow::{self, on_hollow};
+use crate::manifests::{as_nobody, claim, container, gpu, pod, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, TestCluster};
 
@@ -37,7 +40,7 @@ async fn claim_of(cluster: &TestCluster, pod: &str) -> String {
 async fn end(cluster: TestCluster, pod: &str) {
     cluster.delete(pod).await;
     let left = || async {
-        let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+        let claims = cluster.api::<ResourceClaim>();
         claims.list(&kube::api::ListParams::default()).await.ok()?.items.is_empty().then_some(())
     };
     wait_until("the claim to go with its pod", PATIENCE, left).await;
@@ -90,7 +93,7 @@ async fn the_pod_of_kais_documentation_runs_as_it_is_written() {
     assert!(said.starts_with("GPU 0: ") && said.ends_with(&format!("(UUID: {uuid})\n")), "{said}");
     let half = grantable_mib(&cluster, &device).await / 2;
     let told = || async {
-        let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+        let claims = cluster.api::<ResourceClaim>();
         let devices = claims.get(&claim).await.ok()?.status?.devices?;
         Some(devices.first()?.data.as_ref()?.0.clone())
     };
@@ -119,7 +122,7 @@ async fn a_pod_of_kais_scheduler_gets_its_claim_at_once_with_its_queue_and_its_l
     assert_eq!(annotations.get("gpu-memory"), None, "KAI is not to serve it by itself");
     assert!(annotations.contains_key("tranche.dev/gpu-share") && annotations["team"] == "a");
     let name = claim_of(&cluster, "main").await;
-    let claims = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>();
+    let claims = cluster.api::<ResourceClaim>();
     let there = || async { claims.get_opt(&name).await.ok()? };
     let claim = wait_until("the claim, which waits for nothing", PATIENCE, there).await;
     assert_eq!(claim.metadata.labels.unwrap_or_default()["kai.scheduler/queue"], "default-queue");
@@ -141,6 +144,49 @@ async fn a_pod_of_kais_scheduler_gets_its_claim_at_once_with_its_queue_and_its_l
     assert_eq!(env(&cluster, "main"), ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2000M", PIPE]);
     assert_eq!(cluster.inside("main", "main").gpus.len(), 1);
     end(cluster, "main").await;
+}
+
+/// What KAI's scheduler writes for its binder, in its documented fields.
+async fn bind_request(cluster: &TestCluster, name: &str, spec: Value) {
+    let object = json!({"apiVersion": "scheduling.run.ai/v1alpha2", "kind": "BindRequest",
+        "metadata": {"name": name, "namespace": cluster.namespace}, "spec": spec, "status": {"phase": "Pending"}});
+    let made = || async { cluster.try_create(object.clone(), false).await.ok() };
+    wait_until(&format!("BindRequest {name} to be created"), PATIENCE, made).await;
+}
+
+/// KAI's scheduler has given all GPUs of the node but one to a pod, and its binder has written nothing yet.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn gpus_that_a_bind_request_names_are_taken_until_it_is_done() {
+    let cluster = super::bed_beside("gpus_that_a_bind_request_names_are_taken_until_it_is_done", 1).await;
+    let names: Vec<String> = cluster.published("hollow-0").await.into_iter().map(|gpu| gpu.name).collect();
+    let (free, named) = names.split_last().expect("the node has GPUs");
+    assert!(!named.is_empty(), "the node has two GPUs or more");
+    define(&cluster, "scheduling.run.ai", "v1alpha2", "BindRequest").await;
+    cluster.create(claim("whole", json!({"requests": [gpu("gpu")]}))).await;
+    let mut whole = on_hollow(as_nobody(user_of("whole", "whole")));
+    whole["spec"]["schedulerName"] = json!("kai-scheduler");
+    cluster.create(whole).await;
+    let result = |device: &String| json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": "hollow-0", "device": device});
+    let results_of: Vec<Value> = named.iter().map(result).collect();
+    let spec = json!({"podName": "whole", "selectedNode": "hollow-0", "resourceClaimAllocations": [
+        {"name": "gpu", "allocation": {"devices": {"results": results_of}}}]});
+    bind_request(&cluster, "whole", spec).await;
+    // Whoever has heard of this one has heard of that.
+    bind_request(&cluster, "unreadable", json!({"podName": 1})).await;
+    wait_metric(&cluster, "tranche_controller_unreadable_objects", 1.0).await;
+    create_hollow(&cluster, "first", share(json!({"fraction": "0.9"})), |_| {}).await;
+    assert_eq!(wait_placed(&cluster, "first").await, *free);
+    create_hollow(&cluster, "second", share(json!({"fraction": "0.9"})), |_| {}).await;
+    wait_told(&cluster, "second", super::WAITS).await;
+    let second = cluster.api::<ResourceClaim>().get("second").await.expect("the claim is there");
+    assert_eq!(results(&second), [], "KAI's binder gives the other GPUs to a pod");
+    let done = r#"{"status": {"phase": "Succeeded"}}"#;
+    let patch = ["-n", &cluster.namespace, "patch", "bindrequest", "whole", "--type=merge", "-p", done];
+    cluster.rig.kubectl(&patch);
+    let second = wait_placed(&cluster, "second").await;
+    assert!(named.contains(&second), "{second}");
+    hollow::end(cluster).await;
 }
 
 /// The GPU has as many MiB as it has: no multiple of five is needed.
