@@ -240,7 +240,7 @@ fn a_pod_that_had_its_place_for_a_moment_is_not_told_sooner_why_it_waits() {
     assert_eq!(waits(&mut cluster).len(), 1, "the first one alone");
     cluster.settle(Duration::from_secs(60));
     let later = waits(&mut cluster);
-    assert!(later.len() == 1 && later[0].contains("nodes that the pod may not run on"), "{later:?}");
+    assert!(later.len() == 1 && later[0].contains("node-0 is cordoned"), "{later:?}");
 }
 
 #[test]

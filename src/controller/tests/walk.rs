@@ -405,7 +405,7 @@ impl Walk {
     }
 
     /// A pod of a gang.
-    fn create_member(&mut self, kind: Gang, gang: &str, minimum: u8, mib: u64) -> String {
+    fn create_member(&mut self, kind: Gang, gang: &str, minimum: u8, mib: u64) {
         self.made += 1;
         let name = format!("{gang}-{}", self.made);
         let group = json!({"spec": {"minMember": minimum}});
@@ -424,7 +424,6 @@ impl Walk {
         };
         self.cluster.put_share(&name, json!({"memory": format!("{mib}Mi")}), 1);
         self.cluster.put_pod(&name, &[&name], more);
-        name
     }
 
     /// The gang of a pod, and how many of its pods start together. None: it is in none, or nobody says.
