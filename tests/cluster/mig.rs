@@ -12,7 +12,7 @@ use crate::manifests::{
     as_nobody, by_template, claim, container, gpu, of_gpu, on, parameters, pod, template,
 };
 use crate::rig::wait_until;
-use crate::shares::{mps_env, settings, wait_unschedulable};
+use crate::shares::{metrics, mps_env, settings, wait_unschedulable};
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of, failed_operations, is_ready, sum};
 
 const NODE: &str = "node-a";
@@ -380,7 +380,10 @@ async fn an_idle_gpu_is_given_whole_then_cut_then_whole_again() {
 
     cluster.create(on(NODE, by_template("whole", "again"))).await;
     println!("beside MIG devices: {}", wait_unschedulable(&cluster, "again").await);
-    cluster.delete_all(&cut).await;
+    let claim = async |pod: &str| cluster.claim_of(pod).await.metadata.name.unwrap();
+    let (of_small, of_double) = (claim("small").await, claim("double").await);
+    metrics::are_of_their_own_mig_devices(&cluster, [("small", &of_small), ("double", &of_double)]).await;
+    cluster.delete_all(&cut[1..]).await;
     cluster.wait_ready("again").await;
     assert_eq!((made(&cluster).len(), is_on()), (0, false), "off for the pod that has it whole");
     assert_eq!(cluster.published_names(NODE).await, names);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::discovery::AtEnd;
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, user_of};
 use crate::rig::wait_until;
-use crate::shares::settings;
+use crate::shares::{metrics, settings};
 use crate::test_cluster::{PATIENCE, TestCluster, failed_operations, sum};
 
 const NODE: &str = "node-a";
@@ -113,7 +113,8 @@ async fn the_controller_fills_a_board_by_memory_and_by_fraction() {
     let mut profiles: Vec<u64> = made(&cluster).into_iter().map(|(_, profile)| profile).collect();
     profiles.sort_unstable();
     assert_eq!(profiles, [9, 15, 19, 19]);
-    cluster.delete_all(&mixed).await;
+    metrics::are_of_their_own_mig_devices(&cluster, [("d", "d"), ("b", "b")]).await;
+    cluster.delete_all(&mixed[..3]).await;
     wait_made(&cluster, "the board to be empty in the end", 0).await;
     drop(undo);
     cluster.end().await;

@@ -1,6 +1,7 @@
 //! What a scraper is told of claims: whole GPUs and shares, each pod for itself.
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use super::{Board, cluster};
@@ -106,6 +107,94 @@ async fn wait_value(cluster: &TestCluster, name: &str, labels: &[(&str, &str)], 
         (value(&metrics, name, labels) == Some(wanted)).then_some(())
     };
     wait_until(&format!("{name} {labels:?} to be {wanted}"), SOON, is).await;
+}
+
+/// The labels of all series of a pod's claims, and the values of one of them by the device's UUID.
+fn rows_of(metrics: &str, name: &str, namespace: &str, pod: &str) -> Vec<(String, f64)> {
+    let start = format!("tranche_claim_{name}{{namespace=\"{namespace}\",pod=\"{pod}\",");
+    let rows = metrics.lines().filter(|line| line.starts_with(&start));
+    let row = |line: &str| {
+        let uuid = line.split_once(",UUID=\"")?.1.split_once('"')?.0;
+        Some((uuid.to_owned(), line.rsplit(' ').next()?.parse().ok()?))
+    };
+    rows.filter_map(row).collect()
+}
+
+/// NVML's id of the GPU instance that was made for the claim.
+async fn instance_of(cluster: &TestCluster, claim: &str, device: &str) -> u64 {
+    let told = || async {
+        let claim = cluster.api::<ResourceClaim>().get(claim).await.ok()?;
+        let devices = claim.status?.devices?;
+        devices.first()?.data.as_ref()?.0["placement"]["start"].as_u64()
+    };
+    let start = match device.split_once("-mig-") {
+        // A place by name: `1g10gb-19-4`.
+        Some((_, place)) => {
+            place.rsplit('-').next().and_then(|start| start.parse().ok()).expect("it begins somewhere")
+        }
+        None => wait_until("the claim's status to name the place", SOON, told).await,
+    };
+    let board = cluster.fake_state(super::NODE, &minor_of(device).to_string());
+    let instances = board["mig"]["value"]["instances"].as_array().expect("the board is cut");
+    let own = instances.iter().find(|one| one["start"] == start);
+    own.and_then(|one| one["id"].as_u64()).unwrap_or_else(|| panic!("nothing at {start}: {board}"))
+}
+
+/// Two pods with MIG devices of one board that were made for their claims: each has its series, of its own device and
+/// load, which go with it. Each by name, with its claim; the first has the smaller device, and is deleted in the end.
+pub async fn are_of_their_own_mig_devices(cluster: &TestCluster, pods: [(&str, &str); 2]) {
+    let device = async |claim: &str| cluster.devices_of(claim).await.remove(0);
+    let devices = [device(pods[0].1).await, device(pods[1].1).await];
+    let of = |at: usize| {
+        let (pod, claim) = pods[at];
+        let named = [("pod", pod), ("claim", claim), ("request", "gpu"), ("device", devices[at].as_str())];
+        [&named[..], &[("namespace", &cluster.namespace), ("container", ""), ("pool", super::NODE)]].concat()
+    };
+    let mut work = Vec::new();
+    for (at, (pod, claim)) in pods.into_iter().enumerate() {
+        wait_value(cluster, "claim_gpu_processes", &of(at), 0.0).await;
+        let (running, instance) =
+            (cluster.wait_ready(pod).await, instance_of(cluster, claim, &devices[at]).await);
+        work.push(Work::on_mig(cluster, super::NODE, &devices[at], &running, instance));
+    }
+    work[0].is(500, 0, "compute");
+    work[1].is(12_000, 0, "compute");
+    wait_value(cluster, "claim_memory_used_bytes", &of(0), 500.0 * MIB).await;
+    wait_value(cluster, "claim_memory_used_bytes", &of(1), 12_000.0 * MIB).await;
+    let metrics = cluster.metrics(super::NODE).await;
+    let one = |name: &str, at: usize| {
+        let rows = rows_of(&metrics, name, &cluster.namespace, pods[at].0);
+        let [(uuid, value)] = &rows[..] else { panic!("{name} of {}: {rows:?}", pods[at].0) };
+        assert!(uuid.starts_with("MIG-"), "{uuid}");
+        (uuid.clone(), *value)
+    };
+    let (mine, others) = (one("memory_limit_bytes", 0), one("memory_limit_bytes", 1));
+    assert!(mine.0 != others.0 && mine.1 > 9_000.0 * MIB && others.1 > 1.9 * mine.1, "{mine:?} {others:?}");
+    for name in ["memory_used_bytes", "gpu_processes"] {
+        assert_eq!((one(name, 0).0, one(name, 1).0), (mine.0.clone(), others.0.clone()), "{name}");
+    }
+    assert_eq!((one("gpu_processes", 0).1, one("gpu_processes", 1).1), (1.0, 1.0));
+    let state = cluster.state(super::NODE).await;
+    let has = |claim: &str| {
+        let claims = state["claims"].as_array().cloned().unwrap_or_default();
+        claims.into_iter().find(|one| one["name"] == claim).map(|one| one.to_string()).unwrap_or_default()
+    };
+    for (at, uuid) in [&mine.0, &others.0].into_iter().enumerate() {
+        assert!(has(pods[at].1).contains(uuid.as_str()), "{uuid} is not of {}: {state}", pods[at].1);
+    }
+
+    drop(work.remove(0));
+    cluster.delete(pods[0].0).await;
+    let namespace = &cluster.namespace;
+    let gone = || async {
+        let metrics = cluster.metrics(super::NODE).await;
+        let own = format!("namespace=\"{namespace}\",pod=\"{}\"", pods[0].0);
+        let left = metrics.contains(&own) || metrics.contains(mine.0.as_str());
+        (!left).then_some(())
+    };
+    wait_until("all series of the pod that ended to go", SOON, gone).await;
+    let metrics = cluster.metrics(super::NODE).await;
+    assert_eq!(value(&metrics, "claim_memory_used_bytes", &of(1)), Some(12_000.0 * MIB));
 }
 
 #[tokio::test]
