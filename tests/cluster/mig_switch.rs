@@ -1,12 +1,17 @@
-//! The node plugin is killed, and the node rebooted, while the MIG mode of a GPU is switched for claims.
+//! The node plugin is killed, the node rebooted, and the driver loaded anew, while the MIG mode of a GPU is switched for
+//! claims.
 
+use std::fs;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use crate::discovery::AtEnd;
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, user_of};
+use crate::restarts::{DriverDaemon, OtherDriver, wait_run_again};
 use crate::rig::wait_until;
 use crate::shares::settings;
-use crate::test_cluster::{PATIENCE, TestCluster};
+use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_run};
 
 const NODE: &str = "node-a";
 /// Whole in other tests.
@@ -188,5 +193,85 @@ async fn a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back() {
     cluster.delete("whole").await;
     drop(undo);
     drop(faults);
+    cluster.end().await;
+}
+
+/// First its files change alone. Then MIG devices and MIG mode go with it, and pods stay: who lives on is told, who ends
+/// leaves nothing behind, and the place is free for the next.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn another_driver_under_pods_with_mig_devices_is_told_and_frees_their_places() {
+    const OTHER: &str = "550.163.02";
+    let test = "another_driver_under_pods_with_mig_devices_is_told_and_frees_their_places";
+    let cluster = TestCluster::of_env(test).await;
+    let board = BOARDS[2];
+    let undo = AtEnd(&cluster, &["set-mig", board, "off"]);
+    let uuid = whole_or_cut(&cluster, &[board]).await.remove(0);
+    let names = cluster.published_names(NODE).await;
+    let is_on = || cluster.is_switched_on(NODE, board);
+    let daemon = DriverDaemon::start(&cluster);
+    for pod in ["living", "leaving"] {
+        cut(&cluster, pod, "9000Mi").await;
+    }
+    let first = cluster.wait_ready("living").await;
+    cluster.wait_ready("leaving").await;
+    let before = cluster.inside("living", "main");
+    assert_eq!((made(&cluster, board), before.caps.len()), (2, 2));
+
+    // Only files of the driver change: the container has its device again.
+    assert_eq!(cluster.exec("living", "main", DriverDaemon::SEEN).trim(), "there");
+    drop(daemon);
+    cluster.kill9(NODE, &first);
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    wait_run_again(&cluster, "living", &container_run(&first).0).await;
+    assert_eq!(cluster.exec("living", "main", DriverDaemon::SEEN).trim(), "gone");
+    assert_eq!((cluster.inside("living", "main"), made(&cluster, board)), (before, 2));
+    let (living, before) = (cluster.wait_ready("living").await, cluster.inside("living", "main"));
+
+    let driver = OtherDriver::unloaded(&cluster, OTHER);
+    cluster.delete("leaving").await;
+    driver.load();
+    let healthy = || async {
+        let claim = cluster.api::<ResourceClaim>().get("living").await.ok()?;
+        let devices = serde_json::to_value(claim.status?.devices?).ok()?;
+        let all = devices[0]["conditions"].as_array()?.clone();
+        let found = all.into_iter().find(|one| one["type"] == "DeviceHealthy" && one["status"] == "False")?;
+        let words = found["message"].as_str()?;
+        words.contains("was ended by somebody").then(|| words.to_owned())
+    };
+    println!("told: {}", wait_until("the claim to be told", PATIENCE, healthy).await);
+    let event = || async {
+        let told = |one: &String| one.starts_with("DeviceUnhealthy") && one.contains("was ended by somebody");
+        cluster.events("living").await.into_iter().find(told)
+    };
+    println!("{}", wait_until("the pod to have an event", SOON, event).await);
+    let edits = || {
+        let of = |name: &String| fs::read_to_string(cluster.host(NODE, "/var/run/cdi").join(name));
+        cluster.files(NODE, "/var/run/cdi").iter().filter_map(|name| of(name).ok()).collect::<String>()
+    };
+    wait_for("the container edits to name the other driver's files", || edits().contains(OTHER)).await;
+    let run = container_run(&cluster.wait_ready("living").await);
+    assert_eq!(run, container_run(&living), "the living pod was disturbed");
+    cluster.kill9(NODE, &living);
+    wait_run_again(&cluster, "living", &run.0).await;
+    assert_eq!(cluster.inside("living", "main"), before);
+    assert_eq!((made(&cluster, board), is_on()), (0, false), "nothing is made under a pod that runs");
+
+    // What nobody has any more is gone; the pod that lives on keeps the GPU from others, until it ends.
+    let left = || cluster.files(NODE, "/var/lib/kubelet/plugins/gpu.nvidia.com/ledger").len();
+    wait_for("the record of the pod that ended to go", || left() == 1).await;
+    cut(&cluster, "next", "9000Mi").await;
+    cluster.delete("living").await;
+    cluster.wait_ready("next").await;
+    assert_eq!((made(&cluster, board), is_on(), records(&cluster)), (1, true, vec![format!("{uuid}.json")]));
+    assert_eq!(cluster.inside("next", "main").caps.len(), 2);
+    cluster.delete("next").await;
+    whole(&cluster, "whole", &uuid).await;
+    cluster.wait_ready("whole").await;
+    assert_eq!((is_on(), records(&cluster)), (false, vec![]));
+    assert_eq!(cluster.published_names(NODE).await, names, "no GPU and no place is lost");
+    cluster.delete("whole").await;
+    drop(driver);
+    drop(undo);
     cluster.end().await;
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -108,38 +109,122 @@ async fn the_plugin_is_killed() {
     cluster.end().await;
 }
 
+/// A driver of another version in place of the node's own, until dropped: its files, and what NVML says of it. No GPU is
+/// there meanwhile, and what was set on boards is gone, as when the kernel module is unloaded and another one loaded.
+pub struct OtherDriver<'a> {
+    cluster: &'a TestCluster,
+    own: String,
+    other: &'a str,
+}
+
+impl<'a> OtherDriver<'a> {
+    /// The module is unloaded, and the files are replaced.
+    pub fn unloaded(cluster: &'a TestCluster, other: &'a str) -> Self {
+        let own = cluster.rig.run(&["driver-version"]).trim().to_owned();
+        let driver = Self { cluster, own, other };
+        cluster.fake(NODE, &["driver", "unload"]);
+        // Absent: nothing was set.
+        let _ = fs::remove_file(cluster.host(NODE, "/run/fake-nvml/state.json"));
+        driver.rename(&driver.own, other).expect("the driver's files can be replaced");
+        driver
+    }
+
+    /// The module of the other version is loaded.
+    pub fn load(&self) {
+        self.cluster.fake(NODE, &["driver", self.other]);
+        self.cluster.fake(NODE, &["driver", "load"]);
+    }
+
+    /// Gives each file the name that it has in another version, and each link the new name.
+    fn rename(&self, from: &str, to: &str) -> Result<String, String> {
+        const RENAME: &str = r#"
+            cd /driver/usr
+            find . -type f -name "*.$1" | while read -r file; do mv "$file" "${file%"$1"}$2"; done
+            find . -type l -lname "*.$1" | while read -r link; do
+                to=$(readlink "$link")
+                ln -sfn "${to%"$1"}$2" "$link"
+            done"#;
+        self.cluster.rig.attempt(&["node-exec", NODE, "sh", "-ec", RENAME, "sh", from, to])
+    }
+}
+
+impl Drop for OtherDriver<'_> {
+    fn drop(&mut self) {
+        let renamed = self.rename(self.other, &self.own).map(|_| ());
+        for done in [renamed, self.cluster.try_fake(NODE, &["driver", &self.own])] {
+            if let Err(said) = done {
+                println!("putting the driver back: {said}");
+            }
+        }
+        if let Err(said) = self.cluster.try_fake(NODE, &["driver", "load"]) {
+            println!("putting the driver back: {said}");
+        }
+    }
+}
+
+/// Waits until the pod's container, which ran as `before` says, runs again.
+pub async fn wait_run_again(cluster: &TestCluster, pod: &str, before: &str) {
+    let pods: Api<Pod> = cluster.api();
+    let again = || async {
+        let pod = pods.get(pod).await.ok()?;
+        (crate::test_cluster::is_ready(&pod) && container_run(&pod).0 != before).then_some(())
+    };
+    wait_until("the container to run again", Duration::from_secs(180), again).await;
+}
+
+/// Waits until an event tells the pod that its container edits were written anew.
+pub async fn wait_edits_renewed(cluster: &TestCluster, pod: &str) {
+    let told = || async {
+        let events = cluster.events(pod).await;
+        events.iter().any(|event| event.starts_with("ContainerEditsRenewed")).then_some(())
+    };
+    wait_until("the event ContainerEditsRenewed", PATIENCE, told).await;
+}
+
+/// NVIDIA's persistence daemon, of which containers get the socket while it listens.
+pub struct DriverDaemon {
+    folder: PathBuf,
+    _listener: UnixListener,
+}
+
+impl DriverDaemon {
+    /// Says in a container whether the socket is there.
+    pub const SEEN: &str = "test -S /run/nvidia-persistenced/socket && echo there || echo gone";
+
+    pub fn start(cluster: &TestCluster) -> Self {
+        let folder = cluster.host(NODE, "/driver/run/nvidia-persistenced");
+        fs::create_dir_all(&folder).expect("the driver root can be written");
+        let listener = UnixListener::bind(folder.join("socket")).expect("a daemon of the driver can listen");
+        Self { folder, _listener: listener }
+    }
+}
+
+impl Drop for DriverDaemon {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            println!("putting the node right: {error}");
+        }
+    }
+}
+
 /// Before, runc failed on the missing path for good, also after restarts of plugin and kubelet.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_container_restarts_after_the_drivers_files_have_changed_under_it() {
-    const FOLDER: &str = "/run/nvidia-persistenced";
     let cluster =
         TestCluster::of_env("a_container_restarts_after_the_drivers_files_have_changed_under_it").await;
-    let folder = cluster.host(NODE, &format!("/driver{FOLDER}"));
-    fs::create_dir_all(&folder).expect("the driver root can be written");
-    let listener = UnixListener::bind(folder.join("socket")).expect("a daemon of the driver can listen");
+    let daemon = DriverDaemon::start(&cluster);
     let living = Living::on(&cluster).await;
-    let has_socket = format!("test -S {FOLDER}/socket && echo there || echo gone");
-    assert_eq!(cluster.exec("living", "main", &has_socket).trim(), "there");
-    // The daemon is stopped. The container goes on, and dies only then.
-    drop(listener);
-    fs::remove_dir_all(&folder).expect("its folder goes with it");
+    assert_eq!(cluster.exec("living", "main", DriverDaemon::SEEN).trim(), "there");
+    // The daemon is stopped, and its folder goes with it. The container goes on, and dies only then.
+    drop(daemon);
     let before = container_run(&living.pod).0;
     cluster.kill9(NODE, &living.pod);
     cluster.kill9(NODE, &cluster.plugin(NODE).await);
-    let pods: Api<Pod> = cluster.api();
-    let again = || async {
-        let pod = pods.get("living").await.ok()?;
-        (crate::test_cluster::is_ready(&pod) && container_run(&pod).0 != before).then_some(())
-    };
-    wait_until("the container to run again", Duration::from_secs(180), again).await;
-    assert_eq!(cluster.exec("living", "main", &has_socket).trim(), "gone");
+    wait_run_again(&cluster, "living", &before).await;
+    assert_eq!(cluster.exec("living", "main", DriverDaemon::SEEN).trim(), "gone");
     assert_eq!(cluster.inside("living", "main").gpus, [living.minor]);
-    let told = || async {
-        let events = cluster.events("living").await;
-        events.iter().any(|event| event.starts_with("ContainerEditsRenewed")).then_some(())
-    };
-    wait_until("the event", PATIENCE, told).await;
+    wait_edits_renewed(&cluster, "living").await;
     cluster.delete("living").await;
     cluster.end().await;
 }
