@@ -157,23 +157,29 @@ enum Stage {
     Arrived,
 }
 
+/// Who moves no pods, and has none moved, until when.
+#[derive(Debug, Default)]
+struct Rests {
+    /// Owners of which pods were moved, and units for which pods were moved in vain.
+    owners: BTreeMap<String, Moment>,
+    units: BTreeMap<UnitKey, Moment>,
+    /// Namespaces of such units, where somebody else had begun it.
+    namespaces: BTreeMap<String, Moment>,
+    /// From when on this leader knows of every owner that rests: one before it may have moved pods. None: it has not begun.
+    knows_from: Option<Moment>,
+    /// When this was last looked through.
+    tidied: Moment,
+}
+
 #[derive(Debug, Default)]
 pub struct Moves {
     lacking: BTreeMap<UnitKey, Lacking>,
     /// No search before then.
     next_search: Moment,
     under_way: Vec<UnderWay>,
-    /// Owners of which pods were moved, and units for which pods were moved in vain.
-    owners: BTreeMap<String, Moment>,
-    units: BTreeMap<UnitKey, Moment>,
-    /// Namespaces of such units, where somebody else had begun it.
-    namespaces: BTreeMap<String, Moment>,
+    rests: Rests,
     /// When pods were evicted within the last hour.
     evicted: VecDeque<Moment>,
-    /// From when on this leader knows of every owner that rests: one before it may have moved pods. None: it has not begun.
-    knows_from: Option<Moment>,
-    /// When this was last looked through.
-    tidied: Moment,
     /// Something new is to be told.
     news: bool,
     counts: Counts,
@@ -209,16 +215,16 @@ impl Moves {
         now: Moment,
     ) -> bool {
         let rest = rules.rest;
-        let before = std::mem::replace(&mut self.tidied, now);
-        let knows_from = *self.knows_from.get_or_insert(now.saturating_add(rest));
+        let before = std::mem::replace(&mut self.rests.tidied, now);
+        let knows_from = *self.rests.knows_from.get_or_insert(now.saturating_add(rest));
         let has_ended = |until: &Moment| before < *until && *until <= now;
         self.lacking.retain(|key, _| queued(key));
-        if rules.mode == Mode::Auto && self.owners.values().chain([&knows_from]).any(has_ended) {
+        if rules.mode == Mode::Auto && self.rests.owners.values().chain([&knows_from]).any(has_ended) {
             self.others_may_move();
         }
-        self.owners.retain(|_, until| now < *until);
-        self.units.retain(|_, until| now < *until);
-        self.namespaces.retain(|_, until| now < *until);
+        self.rests.owners.retain(|_, until| now < *until);
+        self.rests.units.retain(|_, until| now < *until);
+        self.rests.namespaces.retain(|_, until| now < *until);
         while self.evicted.front().is_some_and(|at| at.saturating_add(HOUR) <= now) {
             self.evicted.pop_front();
         }
@@ -249,9 +255,9 @@ impl Moves {
         self.counts.in_vain += vain.len() as u64;
         for (unit, namespace, own) in vain {
             let until = now.saturating_add(rest);
-            self.units.insert(unit, until);
+            self.rests.units.insert(unit, until);
             if !own {
-                self.namespaces.insert(namespace, until);
+                self.rests.namespaces.insert(namespace, until);
             }
         }
         is_free || self.under_way.len() < before
@@ -259,7 +265,7 @@ impl Moves {
 
     /// No owner rests but those that are known here.
     pub(super) fn knows_who_rests(&self, now: Moment) -> bool {
-        self.knows_from.is_some_and(|from| from <= now)
+        self.rests.knows_from.is_some_and(|from| from <= now)
     }
 
     /// Who may move may be another now, though no place is another: what was found is searched for anew.
@@ -327,7 +333,7 @@ impl Moves {
 
     /// Pods of this owner are not to be moved now.
     pub(super) fn rests(&self, owner: &Owner, now: Moment) -> bool {
-        self.owners.get(&owner.uid).is_some_and(|until| now < *until) || self.moves_of(&owner.uid)
+        self.rests.owners.get(&owner.uid).is_some_and(|until| now < *until) || self.moves_of(&owner.uid)
     }
 
     fn moves_of(&self, owner: &str) -> bool {
@@ -336,7 +342,7 @@ impl Moves {
 
     /// Pods were moved for the unit a while ago.
     pub(super) fn rests_for(&self, unit: &UnitKey, now: Moment) -> bool {
-        self.units.get(unit).is_some_and(|until| now < *until)
+        self.rests.units.get(unit).is_some_and(|until| now < *until)
     }
 
     /// The unit for which the controller may begin moves now: nothing has changed since they were found. `is_meant`: it
@@ -371,10 +377,10 @@ impl Moves {
         let Some(found) = one.found.take() else { return };
         let begun = one.begins(found.clone(), true, now);
         for one in &found.moves {
-            self.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
+            self.rests.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
         }
         // Though it may get its share: whether it is ever bound is another's to say.
-        self.units.insert(unit.clone(), now.saturating_add(rest));
+        self.rests.units.insert(unit.clone(), now.saturating_add(rest));
         self.under_way.push(begun);
     }
 
@@ -402,7 +408,7 @@ impl Moves {
             // Who ends pods of its own may not keep places for ever with that.
             let is_busy = self.under_way.len() >= UNDER_WAY_MAX
                 || self.under_way.iter().any(|one| one.namespace == begun.namespace)
-                || self.namespaces.contains_key(&begun.namespace);
+                || self.rests.namespaces.contains_key(&begun.namespace);
             if !is_busy {
                 self.under_way.push(begun);
             }
@@ -437,7 +443,7 @@ impl Moves {
         for one in self.under_way.iter_mut().filter(|one| is_it(one)) {
             // Those that have left find their places yet.
             one.left.retain(|left| matches!(left.stage, Stage::Leaves | Stage::Arrived));
-            self.units.insert(one.unit.clone(), now.saturating_add(rest));
+            self.rests.units.insert(one.unit.clone(), now.saturating_add(rest));
         }
         let before = self.under_way.len();
         self.under_way.retain(|one| !one.left.is_empty());
@@ -510,8 +516,8 @@ impl Moves {
     /// When others may move, or somebody may have others moved again, though nothing happens: while somebody waits.
     fn rest_ends(&self, rules: &Consolidation) -> impl Iterator<Item = Moment> {
         let matters = rules.mode == Mode::Auto && !self.lacking.is_empty();
-        let owners = self.owners.values().chain(&self.knows_from).copied();
-        let units = self.lacking.keys().filter_map(|unit| self.units.get(unit)).copied();
+        let owners = self.rests.owners.values().chain(&self.rests.knows_from).copied();
+        let units = self.lacking.keys().filter_map(|unit| self.rests.units.get(unit)).copied();
         let hour = self.evicted.front().map(|at| at.saturating_add(HOUR));
         owners.chain(units).chain(hour).filter(move |_| matters)
     }

@@ -301,6 +301,21 @@ async fn replicas_that_start_together_share_one_certificate() {
     }
 }
 
+/// A connection as the API server makes one: it trusts what the configurations say, not what the Secret does; of two that
+/// are told one after the other, either will do. Tried for a second: whoever is held up for longer than certificates of
+/// such a short life wait before they are renewed may find one that has ended.
+async fn until_connected(replica: &Replica, api: &MockApi) -> TlsStream<TcpStream> {
+    let end = Instant::now() + Duration::from_secs(1);
+    loop {
+        let trusted = bundles(api)[0].clone().expect("a bundle");
+        match replica.connect(&trusted).await {
+            Ok(stream) => return stream,
+            Err(error) => assert!(Instant::now() < end, "not trusted: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test]
 async fn certificates_and_cas_are_renewed_while_requests_go_on() {
     let api = cluster();
@@ -309,7 +324,6 @@ async fn certificates_and_cas_are_renewed_while_requests_go_on() {
     replica.until_ready().await;
     let (mut leaves, mut authorities) = (Vec::new(), Vec::new());
     let end = Instant::now() + PATIENCE * 2;
-    let mut failed = 0;
     while leaves.len() < 5 || authorities.len() < 3 {
         assert!(Instant::now() < end, "{} certificates, {} CAs", leaves.len(), authorities.len());
         let held = secret(&api);
@@ -318,22 +332,7 @@ async fn certificates_and_cas_are_renewed_while_requests_go_on() {
                 seen.push(held[part].clone());
             }
         }
-        // What the API server trusts is what the configurations say, not what the Secret does.
-        // Of two that are told one after the other, either will do.
-        let trusted = bundles(&api)[0].clone().expect("a bundle");
-        let stream = match replica.connect(&trusted).await {
-            Ok(stream) => stream,
-            // This test was held up for longer than a CA of such a short life waits before it signs.
-            Err(_) if bundles(&api)[0].as_ref() != Some(&trusted) => continue,
-            // Or it was held up before a renewal.
-            Err(_) if failed < 20 => {
-                failed += 1;
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
-            Err(error) => panic!("not trusted: {error}"),
-        };
-        failed = 0;
+        let stream = until_connected(&replica, &api).await;
         let answer = Replica::review_on(stream, "/validate", CLAIM, claim("1Gi")).await;
         assert_eq!(answer["allowed"], true);
     }
