@@ -492,7 +492,13 @@ impl Moves {
     }
 
     /// When time alone changes something.
-    pub(super) fn next(&mut self, rules: &Consolidation, epoch: u64, now: Moment) -> Option<Moment> {
+    pub(super) fn next(
+        &mut self,
+        rules: &Consolidation,
+        is_busy: impl Fn(&UnitKey) -> bool,
+        epoch: u64,
+        now: Moment,
+    ) -> Option<Moment> {
         if rules.mode == Mode::Off {
             return None;
         }
@@ -504,7 +510,7 @@ impl Moves {
             Stage::Stays | Stage::Leaves | Stage::Arrived => None,
         });
         let until = self.under_way.iter().map(|one| one.until);
-        let waits = self.lacking.iter().filter(|(unit, _)| !self.is_served(unit));
+        let waits = self.lacking.iter().filter(|(unit, _)| !self.is_served(unit) && !is_busy(unit));
         let again = waits.filter_map(|(_, one)| one.again(epoch));
         let again = again.map(|again| again.max(self.next_search).max(now.saturating_add(SOON)));
         let begins = self.lacking.values().filter(|one| one.found.as_ref().is_some_and(|found| found.marked));

@@ -306,7 +306,7 @@ impl Queue {
         }
     }
 
-    /// It was tried in vain.
+    /// It was tried in vain. `begun`: the epoch in which the trial began; `epoch`: this one.
     pub fn tried(&mut self, turn: &Turn, begun: u64, epoch: u64) {
         if let Some(unit) = self.units.get_mut(&turn.key) {
             unit.bounded = false;
@@ -320,9 +320,12 @@ impl Queue {
 
     /// It was tried, and its namespace may not have more. It is as patient then as one that has just come: others go
     /// before it for no fault of theirs.
-    pub fn over_bounds(&mut self, turn: &Turn, epoch: u64, now: Moment) {
+    pub fn over_bounds(&mut self, turn: &Turn, begun: u64, epoch: u64, now: Moment) {
         if let Some(unit) = self.units.get_mut(&turn.key) {
-            unit.note_trial(turn, epoch);
+            unit.note_trial(turn, begun);
+            if begun != epoch {
+                unit.left = Left::Over;
+            }
             // Of pods that start one by one the others may have what they need.
             if turn.together == Together::Alone {
                 return;

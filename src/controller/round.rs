@@ -43,7 +43,7 @@ impl Core {
             self.reserves.next(now),
             self.reserves.evictions.preempting.next(epoch, now),
             self.tracker.next(&self.rules, now),
-            self.reserves.evictions.moves.next(&self.rules.consolidation, epoch, now),
+            self.next_move(epoch, now),
         ];
         round.next = due.into_iter().flatten().min();
         round
@@ -89,7 +89,7 @@ impl Core {
                     Err(refused) if refused.reason == Reason::Bound => {
                         round.refused += 1;
                         self.tell(&turn.pods, &refused, now);
-                        self.queue.over_bounds(&turn, epoch, now);
+                        self.queue.over_bounds(&turn, begun, epoch, now);
                         self.reserves.evictions.preempting.stop(&turn.key, now);
                         self.no_longer_kept(&turn.key, now);
                         continue;

@@ -33,6 +33,8 @@ pub type DeviceNumber = (u32, u32);
 const FILES_FIRST: usize = 10_000;
 /// For how long at most.
 const TIME_FIRST: Duration = Duration::from_millis(100);
+/// How often a descriptor is read that is told to be another file than the one at its number.
+const FLIPS: u32 = 32;
 /// Of a pod with more.
 const FILES_MOST: usize = 1 << 20;
 /// `CAP_SYS_ADMIN`
@@ -235,9 +237,8 @@ impl Search<'_> {
                 return None;
             }
             let Some(device) = self.asked(&file) else { continue };
-            let is_open = || name(&file).is_some_and(|name| is_open(&folder.join("fdinfo").join(name)));
             // Simulated nodes have no driver that could open them.
-            if self.processes.are_simulated() || is_open() {
+            if self.processes.are_simulated() || self.is_open(folder, &file) {
                 return Some(device);
             }
         }
@@ -260,7 +261,28 @@ impl Search<'_> {
     }
 
     fn asked(&self, file: &Path) -> Option<DeviceNumber> {
-        number(file).filter(|number| self.look.devices.contains(number))
+        let device = kernel_file(file)?.device?;
+        self.look.devices.contains(&device).then_some(device)
+    }
+
+    /// More than the device's place is open, which the kernel allows nobody whose control group may not. A process can have
+    /// its number mean the place and another open file by turns: what is said of the descriptor and what is said of the file
+    /// must be of one file. Some file systems (overlay) tell other numbers of the same file: if they do so again and again,
+    /// and it is the device each time, it is that file.
+    fn is_open(&self, folder: &Path, file: &Path) -> bool {
+        let Some(name) = name(file) else { return false };
+        let info = folder.join("fdinfo").join(name);
+        for _ in 0..FLIPS {
+            let Some(descriptor) = Descriptor::read(&info).filter(|one| !one.is_place) else { return false };
+            let Some(now) = kernel_file(file) else { return false };
+            if !now.device.is_some_and(|device| self.look.devices.contains(&device)) {
+                return false;
+            }
+            if descriptor.identity.is_none_or(|identity| identity == now.identity) {
+                return true;
+            }
+        }
+        true
     }
 
     /// False once the pod's files or its time are used up.
@@ -292,12 +314,23 @@ fn name(file: &Path) -> Option<&str> {
     file.file_name()?.to_str()
 }
 
-/// Of a character device. The file is not opened, and a server of the file is not asked for what the kernel knows.
+/// Which file it is: the identifier of its mount, and its inode.
+type FileIdentity = (u64, u64);
+
+/// What the kernel knows of a file.
+struct KernelFile {
+    /// Of a character device.
+    device: Option<DeviceNumber>,
+    identity: FileIdentity,
+}
+
+/// The file is not opened, and a server of the file is not asked for what the kernel knows.
 #[allow(unsafe_code)]
-fn number(file: &Path) -> Option<DeviceNumber> {
+fn kernel_file(file: &Path) -> Option<KernelFile> {
     let path = CString::new(file.as_os_str().as_bytes()).ok()?;
     let mut found = MaybeUninit::<libc::statx>::zeroed();
-    let (flags, mask) = (libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT, libc::STATX_TYPE);
+    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
+    let mask = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_MNT_ID;
     // SAFETY: the path ends with a null byte, and the place is as large as the call expects.
     let told = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, mask, found.as_mut_ptr()) };
     if told != 0 {
@@ -306,15 +339,27 @@ fn number(file: &Path) -> Option<DeviceNumber> {
     // SAFETY: all zeros is a value of the type, and the call has succeeded.
     let found = unsafe { found.assume_init() };
     let is_device = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
-    is_device.then_some((found.stx_rdev_major, found.stx_rdev_minor))
+    let device = is_device.then_some((found.stx_rdev_major, found.stx_rdev_minor));
+    Some(KernelFile { device, identity: (found.stx_mnt_id, found.stx_ino) })
 }
 
-/// By proc_pid_fdinfo(5): more than its place is open, which the kernel allows nobody whose control group may not.
-fn is_open(info: &Path) -> bool {
-    let text = fs::read_to_string(info).unwrap_or_default();
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| u64::from_str_radix(flags.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & u64::from(libc::O_PATH.cast_unsigned()) == 0)
+/// What proc_pid_fdinfo(5) tells of a descriptor, all of the same file.
+struct Descriptor {
+    /// It names the file's place, and the file is not open (`O_PATH`).
+    is_place: bool,
+    /// None where the kernel does not tell (before 5.14).
+    identity: Option<FileIdentity>,
+}
+
+impl Descriptor {
+    fn read(info: &Path) -> Option<Self> {
+        let text = fs::read_to_string(info).ok()?;
+        let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let flags = u64::from_str_radix(line("flags:")?, 8).ok()?;
+        let number = |name: &str| line(name)?.parse().ok();
+        let identity = number("mnt_id:").zip(number("ino:"));
+        Some(Self { is_place: flags & u64::from(libc::O_PATH.cast_unsigned()) != 0, identity })
+    }
 }
 
 /// `kcmp(2)`. False where the kernel cannot tell.

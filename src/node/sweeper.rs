@@ -206,7 +206,10 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
         Verdict::Fine(allocated) => {
             executor.holders.settle(&record.intent.key());
             let gpus = record.gpus();
+            let key = record.intent.key();
             review(preparer, record.clone(), allocated.pods.clone()).await;
+            // With other pods it is another record now.
+            let record = executor.store.get(&key).unwrap_or(record);
             let renewed = renew(preparer, record, allocated).await;
             files.note(gpus, &renewed);
             if matches!(renewed, Ok(false)) {

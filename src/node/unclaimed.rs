@@ -54,6 +54,14 @@ struct OpenDevice {
     by: Vec<Holder>,
 }
 
+/// One device, or a place of it.
+#[derive(Debug, Clone)]
+enum Look {
+    /// It was open the last time.
+    Again(FaultLocation),
+    First(DeviceUuid),
+}
+
 /// What is to be looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
@@ -75,19 +83,13 @@ impl Unclaimed {
         self.open.iter().map(|(location, open)| (location.clone(), words(open))).collect()
     }
 
-    fn boards(&self, which: Which) -> BTreeSet<DeviceUuid> {
-        let open = self.open.values().filter(|_| which == Which::All).map(|open| &open.gpu);
-        self.due.values().map(|due| &due.gpu).chain(open).cloned().collect()
-    }
-
-    fn of(&self, gpu: &DeviceUuid) -> Self {
-        let due = self.due.iter().filter(|(_, due)| due.gpu == *gpu);
-        let open = self.open.iter().filter(|(_, open)| open.gpu == *gpu);
-        Self {
-            due: due.map(|(uuid, due)| (uuid.clone(), due.clone())).collect(),
-            open: open.map(|(location, open)| (location.clone(), open.clone())).collect(),
-            asked: self.asked,
-        }
+    /// With the board of each. What was open comes first.
+    fn looks(&self, which: Which) -> Vec<(DeviceUuid, Look)> {
+        let open = self.open.iter().filter(|_| which == Which::All);
+        let open = open.map(|(location, open)| (open.gpu.clone(), Look::Again(location.clone())));
+        let is_known = |uuid: &DeviceUuid| self.open.contains_key(&FaultLocation::Device(uuid.clone()));
+        let due = self.due.iter().filter(|(uuid, _)| which == Which::Due || !is_known(uuid));
+        open.chain(due.map(|(uuid, due)| (due.gpu.clone(), Look::First(uuid.clone())))).collect()
     }
 }
 
@@ -173,53 +175,56 @@ impl Executor {
         }
     }
 
-    /// Looks at what nobody has of a board; blocks on that. Tells what was found open that was not known to be, with the
-    /// claim that had it last.
+    /// Looks at a device that nobody has; blocks on that. Tells whom if the device was found open and was not known to be,
+    /// with the claim that had it last.
     fn look_at_unclaimed(
         &self,
         held: &Held,
-        gpu: &DeviceUuid,
+        (gpu, look): (&DeviceUuid, &Look),
         gpus: &NodeGpus,
-        which: Which,
-    ) -> Result<Vec<(ClaimRef, String)>, StoreError> {
+    ) -> Result<Option<(ClaimRef, String)>, StoreError> {
         self.store.refresh(held)?;
         let on = self.store.held_on(std::slice::from_ref(gpu));
         let rightful = self.watchers(std::slice::from_ref(gpu));
         let unclaimed = self.holders.unclaimed();
-        let Unclaimed { due, open: known, .. } = unclaimed.0.borrow().of(gpu);
-        for (location, open) in known.iter().filter(|_| which == Which::All) {
-            let by = match is_held(&on, gpu, location) {
-                true => Vec::new(),
-                false => self.holders.openers_again(&open.numbers, &rightful, &open.by),
-            };
-            unclaimed.set(location, OpenDevice { by, ..open.clone() });
-        }
-        let mut found = Vec::new();
-        for (uuid, Due { claim, .. }) in due {
-            let location = FaultLocation::Device(uuid.clone());
-            if let Some(one) = self.exclusive(&uuid, gpus)
-                && !is_held(&on, gpu, &location)
-                && !(which == Which::All && known.contains_key(&location))
-            {
-                let numbers = one.numbers.into_iter().collect();
-                let by = self.holders.openers_again(&numbers, &rightful, &[]);
-                if !by.is_empty() && !known.contains_key(&location) {
-                    let words = format!("{} ({uuid}): {}", one.device, holders::listed(&by));
-                    found.extend(claim.map(|claim| (claim, words)));
+        let (uuid, location) = match look {
+            Look::Again(location) => {
+                let open = unclaimed.0.borrow().open.get(location).cloned();
+                if let Some(open) = open {
+                    let by = match is_held(&on, gpu, location) {
+                        true => Vec::new(),
+                        false => self.holders.openers_again(&open.numbers, &rightful, &open.by),
+                    };
+                    unclaimed.set(location, OpenDevice { by, ..open });
                 }
-                unclaimed.set(&location, OpenDevice { gpu: gpu.clone(), device: one.device, numbers, by });
+                return Ok(None);
             }
-            unclaimed.change(|all| _ = all.due.remove(&uuid));
+            Look::First(uuid) => (uuid, FaultLocation::Device(uuid.clone())),
+        };
+        let Some(Due { claim, .. }) = unclaimed.0.borrow().due.get(uuid).cloned() else { return Ok(None) };
+        let mut found = None;
+        if let Some(one) = self.exclusive(uuid, gpus)
+            && !is_held(&on, gpu, &location)
+        {
+            let numbers = one.numbers.into_iter().collect();
+            let by = self.holders.openers_again(&numbers, &rightful, &[]);
+            let is_known = unclaimed.0.borrow().open.contains_key(&location);
+            let words = format!("{} ({uuid}): {}", one.device, holders::listed(&by));
+            found = claim.filter(|_| !by.is_empty() && !is_known).map(|claim| (claim, words));
+            unclaimed.set(&location, OpenDevice { gpu: gpu.clone(), device: one.device, numbers, by });
         }
+        unclaimed.change(|all| _ = all.due.remove(uuid));
         Ok(found)
     }
 
     /// Nothing of these is open to anybody, as one look for all of them tells. It takes no lanes: who is given one of
     /// them meanwhile may have it open, and they are looked at one by one. Blocks on the look.
-    fn are_all_closed(&self, devices: &[DeviceUuid], gpus: &NodeGpus) -> bool {
-        let all = devices.iter().filter_map(|uuid| self.exclusive(uuid, gpus));
+    fn are_all_closed(&self, devices: &BTreeMap<DeviceUuid, Due>, gpus: &NodeGpus) -> bool {
+        let all = devices.keys().filter_map(|uuid| self.exclusive(uuid, gpus));
         let numbers = all.flat_map(|one| one.numbers).collect();
-        self.holders.openers(&numbers, &[], None).is_ok_and(|openers| openers.is_empty())
+        let boards: BTreeSet<DeviceUuid> = devices.values().map(|due| due.gpu.clone()).collect();
+        let rightful = self.watchers(&boards.into_iter().collect::<Vec<_>>());
+        self.holders.openers(&numbers, &rightful, None).is_ok_and(|openers| openers.is_empty())
     }
 
     /// None of a device that is not there, or that nobody gets alone.
@@ -251,7 +256,8 @@ impl Preparer {
         }
     }
 
-    /// Looks at them, board after board: while they are looked at, a board's lane is held.
+    /// Looks at them one by one: while a device is looked at, its board's lane is held, and claims that came meanwhile have
+    /// the lane before the next device.
     pub(super) async fn look_at_unclaimed(&self, which: Which) {
         let unclaimed = self.executor.holders.unclaimed();
         let gpus = match &*self.inventory.borrow() {
@@ -263,18 +269,18 @@ impl Preparer {
         // At the start, and after a claim with many.
         if due.len() > 1 {
             let (executor, on) = (self.executor.clone(), gpus.clone());
-            let devices: Vec<_> = due.keys().cloned().collect();
+            let devices = due.clone();
             let look = tokio::task::spawn_blocking(move || executor.are_all_closed(&devices, &on));
             if look.await.is_ok_and(|closed| closed) {
                 // But for those that a claim has left since the look began.
                 unclaimed.change(|all| all.due.retain(|device, now| due.get(device) != Some(now)));
             }
         }
-        let boards = unclaimed.0.borrow().boards(which);
-        for gpu in boards {
+        let looks = unclaimed.0.borrow().looks(which);
+        for (gpu, look) in looks {
             let (at, on) = (gpu.clone(), gpus.clone());
             let look = move |executor: &Executor, held: &Held| {
-                Ok(executor.look_at_unclaimed(held, &at, &on, which)?)
+                Ok(executor.look_at_unclaimed(held, (&at, &look), &on)?)
             };
             match self.within(vec![gpu.clone()], look).await {
                 Ok(found) => found.iter().for_each(|(claim, who)| self.reporter.held_after(claim, who)),

@@ -126,7 +126,8 @@ fn exclusive(target: &Target<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice
 pub fn exclusive_of(device: Device<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice> {
     let is_its_own = |node: &Node| match device {
         Device::Whole(_) => true,
-        // The board's node is everybody's who has a part of it.
+        // The board's node is everybody's who has a part of it, and so is an instance's of which this is a part.
+        Device::Mig { mig, .. } if mig.is_part_of_instance() => matches!(node, Node::ComputeInstance { .. }),
         Device::Mig { .. } => matches!(node, Node::GpuInstance { .. } | Node::ComputeInstance { .. }),
         Device::Parent(_) | Device::Place { .. } => false,
     };

@@ -717,3 +717,21 @@ fn a_record_is_of_the_allocation_as_long_as_its_numbers_are() {
         assert_eq!(same, std::array::from_fn::<bool, 5, _>(|other| other == n));
     }
 }
+
+/// Whoever has another compute instance of the same GPU instance has that one's node open, and may.
+#[test]
+fn what_compute_instances_share_need_not_be_closed_to_others() {
+    let mut gpus = node_gpus();
+    let part = MigDevice { profile: "1c.2g.20gb".into(), ..mig(0) };
+    gpus.gpus[2].mig = MigMode::On(vec![part, mig(1)]);
+    let files = driver();
+    let numbers = |name: &str| {
+        let mut devices = gpus.gpus.iter().flat_map(Gpu::devices);
+        let device = devices.find(|device| device.name().to_string() == name).unwrap();
+        exclusive_of(device, &files.nodes).map(|one| one.numbers.len())
+    };
+    let names: Vec<String> =
+        gpus.gpus[2].devices().into_iter().map(|device| device.name().to_string()).collect();
+    let counts: Vec<_> = names.iter().filter_map(|name| numbers(name)).collect();
+    assert_eq!(counts, [1, 2], "{names:?}");
+}

@@ -104,8 +104,7 @@ impl Core {
             return;
         }
         let epoch = self.capacity.epoch();
-        let preempting = &self.reserves.evictions.preempting;
-        let busy: BTreeSet<UnitKey> = preempting.under_way().map(|(unit, _)| unit.clone()).collect();
+        let busy = self.busy();
         let is_busy = |unit: &UnitKey| busy.contains(unit);
         if let Some(turn) = self.reserves.evictions.moves.next_search(is_busy, epoch, now) {
             let found = self.search_paid(&turn, rules.mode, now);
@@ -122,6 +121,18 @@ impl Core {
         if let Some((pod, owner)) = self.reserves.evictions.moves.next_eviction(now) {
             round.writes.push(Write::Move(pod, owner));
         }
+    }
+
+    /// When there is something to do for moves.
+    pub(in crate::controller) fn next_move(&mut self, epoch: u64, now: Moment) -> Option<Moment> {
+        let busy = self.busy();
+        let moves = &mut self.reserves.evictions.moves;
+        moves.next(&self.rules.consolidation, |unit| busy.contains(unit), epoch, now)
+    }
+
+    /// Units for which others end.
+    fn busy(&self) -> BTreeSet<UnitKey> {
+        self.reserves.evictions.preempting.under_way().map(|(unit, _)| unit.clone()).collect()
     }
 
     /// The API server has answered to an eviction. `problem`: why the pod stays.

@@ -74,6 +74,20 @@ fn notes(cluster: &mut Cluster) -> Vec<Note> {
     cluster.core.recorder.take().0
 }
 
+/// Moves were looked for every 50 ms for whom others end already, for as long as these took to end.
+#[test]
+fn no_round_comes_of_itself_while_others_end() {
+    let mut cluster = cluster(&[2]);
+    for name in ["a", "b", "c", "d"] {
+        run(&mut cluster, name, 40, 0, &json!({}));
+    }
+    wait(&mut cluster, "high", 60, 10);
+    assert_eq!(evicted(&cluster).len(), 2);
+    cluster.settle(10 * SECOND);
+    let next = cluster.round().map(|next| next.saturating_sub(cluster.now));
+    assert!(next.is_none_or(|next| next >= SECOND), "{next:?}");
+}
+
 #[test]
 fn as_many_as_it_takes_end_and_the_room_is_kept_until_then() {
     let mut cluster = cluster(&[2]);

@@ -3,6 +3,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -112,6 +113,39 @@ fn the_place_of_a_device_is_not_the_device() {
     assert_eq!(shown.openers(FULL), BTreeMap::new());
     shown.pids = PidNamespace::Own;
     assert_eq!(shown.openers(FULL).len(), 1, "simulated nodes can be had in no other way");
+}
+
+/// A process can have a descriptor mean the place of a device and another open file by turns: its number and its flags
+/// were read one after the other, and a pod that never had the device kept it from everybody.
+#[test]
+fn whoever_changes_between_the_place_and_an_open_file_has_no_device_open() {
+    /// Nothing of this program's opens it.
+    const TTY: DeviceNumber = (5, 0);
+    let shown = Shown::new();
+    shown.add(7, std::process::id(), POD);
+    let (place, null) = (place_of("/dev/tty"), File::open("/dev/null").unwrap());
+    let changing: Vec<File> = (0..20).map(|_| null.try_clone().unwrap()).collect();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                for file in [&place, &null] {
+                    changing.iter().for_each(|one| dup_onto(file, one));
+                }
+            }
+        });
+        let seen: Vec<_> =
+            (0..200).map(|_| shown.look(TTY).openers).filter(|found| !found.is_empty()).collect();
+        is_over.store(true, Ordering::SeqCst);
+        assert!(seen.is_empty(), "{seen:?}");
+    });
+}
+
+/// `dup2(2)`: the second means the same as the first then.
+#[allow(unsafe_code)]
+fn dup_onto(file: &File, other: &File) {
+    // SAFETY: both are open, and stay so.
+    unsafe { libc::dup2(file.as_raw_fd(), other.as_raw_fd()) };
 }
 
 #[test]
