@@ -724,7 +724,10 @@ fn what_compute_instances_share_need_not_be_closed_to_others() {
     let mut gpus = node_gpus();
     let part = MigDevice { profile: "1c.2g.20gb".into(), ..mig(0) };
     gpus.gpus[2].mig = MigMode::On(vec![part, mig(1)]);
-    let files = driver();
+    let mut files = driver();
+    for node in files.nodes.0.values_mut() {
+        node.container = format!("/dev/nvidia-caps/nvidia-cap{}", node.minor);
+    }
     let numbers = |name: &str| {
         let mut devices = gpus.gpus.iter().flat_map(Gpu::devices);
         let device = devices.find(|device| device.name().to_string() == name).unwrap();
