@@ -46,7 +46,7 @@ pub use callers::CallersError;
 pub use certificate::{CertificateError, Lifetimes};
 pub use config::{Callers, Certificates, Own, Timing, WebhookSettings};
 pub use metrics::WebhookMetrics;
-pub use run::{Parts, RunSettings, run, serve};
+pub use run::{Parts, RunSettings, Webhook, run, serve};
 
 use crate::cluster::ConnectError;
 use crate::ops::OpsError;

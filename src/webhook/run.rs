@@ -1,5 +1,6 @@
 //! Starts the webhook server: as a part of the controller, or alone.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tracing::info;
 use super::WebhookError;
 use super::certificate_renewer::CertificateRenewer;
 use super::certificate_resolver::CertificateResolver;
-use super::config::WebhookSettings;
+use super::config::{Timing, WebhookSettings};
 use super::metrics::WebhookMetrics;
 use super::server::{Bound, ReviewHandler};
 use crate::admission::KnownClasses;
@@ -38,21 +39,51 @@ pub struct Parts {
     pub stop: CancellationToken,
 }
 
-/// Serves until told to end. To be run by every replica, whoever leads.
+/// A webhook server that has its address and does not answer yet.
+pub struct Webhook {
+    bound: Bound,
+    certificate_renewer: CertificateRenewer,
+    timing: Timing,
+    ready: Token,
+    stop: CancellationToken,
+}
+
+impl Webhook {
+    /// Takes the address; port 0 takes any free one. To be done by every replica, whoever leads.
+    ///
+    /// # Errors
+    /// The address cannot be had, or the CAs of callers cannot be read. Nothing that happens later ends the server.
+    pub async fn bind(settings: WebhookSettings, parts: Parts) -> Result<Self, WebhookError> {
+        let Parts { api, metrics, ready, stop } = parts;
+        let WebhookSettings { address, certificates, callers, timing } = settings;
+        let certificate_resolver = CertificateResolver::default();
+        let (classes, known) = watch::channel(Arc::new(KnownClasses::default()));
+        let handler = ReviewHandler::new(known, metrics.clone());
+        let bound = Bound::bind(address, certificate_resolver.clone(), callers, handler).await?;
+        info!(address = %bound.address(), "webhooks are served");
+        let certificate_renewer =
+            CertificateRenewer { api, certificates, timing, certificate_resolver, classes, metrics };
+        Ok(Self { bound, certificate_renewer, timing, ready, stop })
+    }
+
+    /// Where HTTPS is served.
+    pub fn address(&self) -> SocketAddr {
+        self.bound.address()
+    }
+
+    /// Serves until told to end.
+    pub async fn serve(self) {
+        let Self { bound, certificate_renewer, timing, ready, stop } = self;
+        tokio::join!(certificate_renewer.run(ready, stop.clone()), bound.serve(timing, stop));
+    }
+}
+
+/// Takes the address and serves until told to end.
 ///
 /// # Errors
-/// The address cannot be had. Nothing that happens later ends it.
+/// As [`Webhook::bind`].
 pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), WebhookError> {
-    let Parts { api, metrics, ready, stop } = parts;
-    let WebhookSettings { address, certificates, callers, timing } = settings;
-    let certificate_resolver = CertificateResolver::default();
-    let (classes, known) = watch::channel(Arc::new(KnownClasses::default()));
-    let handler = ReviewHandler::new(known, metrics.clone());
-    let bound = Bound::bind(address, certificate_resolver.clone(), callers, handler).await?;
-    info!(address = ?bound.address(), "webhooks are served");
-    let certificate_renewer =
-        CertificateRenewer { api, certificates, timing, certificate_resolver, classes, metrics };
-    tokio::join!(certificate_renewer.run(ready, stop.clone()), bound.serve(timing, stop));
+    Webhook::bind(settings, parts).await?.serve().await;
     Ok(())
 }
 

@@ -67,6 +67,7 @@ pub(super) struct ReviewHandler {
 /// A server that has its address and does not answer yet.
 pub(super) struct Bound {
     listener: TcpListener,
+    address: SocketAddr,
     tls: TlsAcceptor,
     guard: Option<Guard>,
     handler: ReviewHandler,
@@ -86,8 +87,9 @@ impl Bound {
             Guard::new(callers, provider.clone()).map_err(|source| WebhookError::Callers { path, source })
         });
         let guard = guard.transpose()?;
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| WebhookError::Listen { address, source })?;
+        let refused = |source| WebhookError::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
         let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config = config.map_err(WebhookError::Tls)?;
         let config = match &guard {
@@ -96,11 +98,11 @@ impl Bound {
         };
         let mut config = config.with_cert_resolver(Arc::new(certificate_resolver));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), guard, handler })
+        Ok(Self { listener, address, tls: TlsAcceptor::from(Arc::new(config)), guard, handler })
     }
 
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.listener.local_addr().ok()
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Answers until told, a little longer still, and lets what is under way finish.

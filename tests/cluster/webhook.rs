@@ -6,10 +6,9 @@ mod callers;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -33,6 +32,7 @@ const LIFE: &str = "20s";
 /// The process, and how to ask it.
 struct Webhook {
     child: Child,
+    port: u16,
     ops: SocketAddr,
 }
 
@@ -49,20 +49,7 @@ struct Stage {
     rig: Rig,
     /// The machine, as the API server reaches it.
     machine: String,
-    port: u16,
     files: tempfile::TempDir,
-}
-
-/// A port that nobody has, and that nobody gets who asks for any (those begin at 32768).
-fn free_port() -> u16 {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let nth = std::process::id() * 64 + TAKEN.fetch_add(1, Ordering::Relaxed);
-        let port = u16::try_from(12_000 + nth % 20_000).unwrap();
-        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
-            return port;
-        }
-    }
 }
 
 impl Stage {
@@ -72,7 +59,7 @@ impl Stage {
         let server =
             kubeconfig.split("https://").nth(1).expect("an address").split([':', '\n']).next().unwrap();
         let machine = format!("{}.1", server.rsplit_once('.').expect("an IPv4 address").0);
-        let stage = Self { rig, machine, port: free_port(), files: tempfile::tempdir().unwrap() };
+        let stage = Self { rig, machine, files: tempfile::tempdir().unwrap() };
         stage.install();
         stage
     }
@@ -93,10 +80,14 @@ impl Stage {
         // The controller's pods are on this machine here.
         let without = r#"[{"op": "remove", "path": "/spec/selector"}]"#;
         rig.kubectl(&["-n", SYSTEM, "patch", "service", "tranche-webhook", "--type=json", "-p", without]);
+    }
+
+    /// Sends those who ask for the Service to this port of this machine.
+    fn lead_to(&self, port: u16) {
         let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints",
             "metadata": {"name": "tranche-webhook", "namespace": SYSTEM}, "subsets": [{
-                "addresses": [{"ip": self.machine}], "ports": [{"name": "webhook", "port": self.port}]}]});
-        rig.kubectl(&["apply", "-f", &self.file("endpoints", &endpoints)]);
+                "addresses": [{"ip": self.machine}], "ports": [{"name": "webhook", "port": port}]}]});
+        self.rig.kubectl(&["apply", "-f", &self.file("endpoints", &endpoints)]);
     }
 
     fn file(&self, name: &str, object: &Value) -> String {
@@ -130,7 +121,6 @@ impl Stage {
 
     /// Starts the process, with these arguments beside the usual ones.
     async fn start(&self, more: &[String]) -> Webhook {
-        let ops = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let log = fs::File::create(self.files.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_tranche"))
             .args(["webhook", "--pod-namespace", SYSTEM, "--webhook-check-interval=500ms"])
@@ -139,9 +129,12 @@ impl Stage {
                 LIFE,
                 "--log-level=debug,kube_client=off,hyper=off,rustls=off",
             ])
-            .arg(format!("--webhook-address=0.0.0.0:{}", self.port))
-            .arg(format!("--ops-address={ops}"))
-            .args(["--health-address=127.0.0.1:0", "--ops-socket=off"])
+            .args([
+                "--webhook-address=0.0.0.0:0",
+                "--ops-address=127.0.0.1:0",
+                "--health-address=127.0.0.1:0",
+            ])
+            .args(["--ops-socket=off", "--log-format=json"])
             .args(more)
             .arg("--kubeconfig")
             .arg(self.kubeconfig())
@@ -151,7 +144,12 @@ impl Stage {
             .stderr(Stdio::from(log))
             .spawn()
             .expect("the program can be started");
-        let webhook = Webhook { child, ops };
+        let mut webhook = Webhook { child, port: 0, ops: SocketAddr::from(([127, 0, 0, 1], 0)) };
+        let served = || async { self.address("webhooks are served") };
+        webhook.port = wait_until("the webhook to be served", LIMIT, served).await.port();
+        let ops = || async { self.address("health and metrics are served") };
+        webhook.ops = wait_until("metrics to be served", LIMIT, ops).await;
+        self.lead_to(webhook.port);
         wait_until("the webhook to be ready", LIMIT, || async { webhook.ask("/readyz") }).await;
         webhook
     }
@@ -159,6 +157,13 @@ impl Stage {
     fn create(&self, namespace: &str, file: &str, dry: bool) -> Result<String, String> {
         let dry = if dry { "--dry-run=server" } else { "--dry-run=none" };
         self.rig.attempt(&["kubectl", "-n", namespace, "create", dry, "-f", file])
+    }
+
+    /// What the process says that it serves there, once it does.
+    fn address(&self, what: &str) -> Option<SocketAddr> {
+        let log = self.log();
+        let told: Value = serde_json::from_str(log.lines().find(|line| line.contains(what))?).ok()?;
+        told["address"].as_str()?.parse().ok()
     }
 
     fn log(&self) -> String {

@@ -350,9 +350,8 @@ fn folder() -> tempfile::TempDir {
     }
     fs::write(at.join("binary"), [0x7f, b'E', b'L', b'F', 0, 0xc3, 0x28]).unwrap();
     fs::write(at.join("utf16.yaml"), [0xff, 0xfe, b'k', 0, b'i', 0]).unwrap();
-    // Nothing listens at a port that was given back.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    kubeconfig(at, "refused", &free.to_string());
+    // Nobody listens there, and nobody gets it who asks for any port.
+    kubeconfig(at, "refused", "127.0.0.1:9");
     let forbidden = "resourceclaims.resource.k8s.io is forbidden: User \"eve\" cannot list resource \"resourceclaims\" in \
                      API group \"resource.k8s.io\" in the namespace \"ml\"";
     kubeconfig(at, "forbidden", &api_server(403, "Forbidden", forbidden).to_string());

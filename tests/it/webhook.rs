@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::ByteString;
@@ -23,7 +22,7 @@ use tranche::cluster::webhooks::WebhookApi;
 use tranche::ops::metrics::{self, Registry};
 use tranche::ops::readiness::Readiness;
 use tranche::webhook::{
-    Callers, Certificates, Lifetimes, Own, Parts, Timing, WebhookMetrics, WebhookSettings, serve,
+    Callers, Certificates, Lifetimes, Own, Parts, Timing, Webhook, WebhookMetrics, WebhookSettings,
 };
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
@@ -42,19 +41,6 @@ struct Replica {
     served: JoinSet<()>,
 }
 
-/// A port that nobody has, and that nobody gets who asks for any (those begin at 32768): the webhook takes it only
-/// once it has a certificate.
-fn free_address() -> SocketAddr {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let nth = std::process::id() * 64 + TAKEN.fetch_add(1, Ordering::Relaxed);
-        let port = u16::try_from(12_000 + nth % 20_000).unwrap();
-        if let Ok(listener) = std::net::TcpListener::bind(("127.0.0.1", port)) {
-            return listener.local_addr().unwrap();
-        }
-    }
-}
-
 fn own(serving: Duration) -> Certificates {
     Certificates::Own(Own {
         namespace: NAMESPACE.to_owned(),
@@ -65,12 +51,12 @@ fn own(serving: Duration) -> Certificates {
     })
 }
 
-fn start(api: &MockApi, certificates: Certificates) -> Replica {
-    start_for(api, certificates, None)
+async fn start(api: &MockApi, certificates: Certificates) -> Replica {
+    start_for(api, certificates, None).await
 }
 
-fn start_for(api: &MockApi, certificates: Certificates, callers: Option<Callers>) -> Replica {
-    let address = free_address();
+async fn start_for(api: &MockApi, certificates: Certificates, callers: Option<Callers>) -> Replica {
+    let address = "127.0.0.1:0".parse().unwrap();
     let timing = Timing { check: Duration::from_millis(100), linger: Duration::ZERO };
     let settings = WebhookSettings { address, certificates, callers, timing };
     let (stop, readiness) = (CancellationToken::new(), Readiness::default());
@@ -81,8 +67,10 @@ fn start_for(api: &MockApi, certificates: Certificates, callers: Option<Callers>
         ready: readiness.wait_for("a certificate"),
         stop: stop.clone(),
     };
+    let webhook = Webhook::bind(settings, parts).await.unwrap();
+    let address = webhook.address();
     let mut served = JoinSet::new();
-    served.spawn(async move { serve(settings, parts).await.unwrap() });
+    served.spawn(webhook.serve());
     Replica { address, stop, readiness, registry, served }
 }
 
@@ -256,7 +244,7 @@ const CLAIM: (&str, &str) = ("resource.k8s.io", "ResourceClaim");
 #[tokio::test]
 async fn a_fresh_server_makes_its_certificate_and_is_trusted_by_it() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     assert_eq!(bundles(&api), [Some(bundle.clone())]);
@@ -288,7 +276,10 @@ async fn replicas_that_start_together_share_one_certificate() {
     {
         let api = cluster();
         there.map(|empty| api.put("secrets", empty));
-        let replicas = [(); 3].map(|()| start(&api, own(SHORT * 360)));
+        let mut replicas = Vec::new();
+        for _ in 0..3 {
+            replicas.push(start(&api, own(SHORT * 360)).await);
+        }
         for replica in &replicas {
             replica.until_ready().await;
         }
@@ -320,7 +311,7 @@ async fn until_connected(replica: &Replica, api: &MockApi) -> TlsStream<TcpStrea
 async fn certificates_and_cas_are_renewed_while_requests_go_on() {
     let api = cluster();
     // Of three seconds, with a CA of twelve: several of each within the test.
-    let replica = start(&api, own(Duration::from_secs(3)));
+    let replica = start(&api, own(Duration::from_secs(3))).await;
     replica.until_ready().await;
     let (mut leaves, mut authorities) = (Vec::new(), Vec::new());
     let end = Instant::now() + PATIENCE * 2;
@@ -342,7 +333,7 @@ async fn certificates_and_cas_are_renewed_while_requests_go_on() {
 #[tokio::test]
 async fn a_bundle_that_somebody_overwrites_comes_back() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     for foreign in [json!("Zm9yZWlnbg=="), Value::Null] {
@@ -357,7 +348,7 @@ async fn a_bundle_that_somebody_overwrites_comes_back() {
 #[tokio::test]
 async fn a_damaged_or_deleted_secret_is_made_anew() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let first = secret(&api)["tls.crt"].0.clone();
     api.edit("secrets", |object| object["data"]["tls.key"] = json!("bm8ga2V5"));
@@ -378,7 +369,7 @@ async fn an_api_server_that_fails_is_waited_for() {
         api.fail(Verb::Get, "secrets", failure);
     }
     api.fail(Verb::Create, "secrets", Failure::AnswerLost);
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     assert!(replica.failures() > 0);
     // Later failures leave the service as it is.
@@ -393,7 +384,7 @@ async fn an_api_server_that_fails_is_waited_for() {
 #[tokio::test]
 async fn the_class_may_say_how_much_a_share_is() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     let mut without = claim("1Gi");
@@ -418,7 +409,7 @@ async fn the_class_may_say_how_much_a_share_is() {
 #[tokio::test]
 async fn a_share_of_kube_schedulers_with_a_forgotten_unit_is_refused() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     let part = |memory: &str| {
@@ -484,7 +475,7 @@ async fn a_pod_is_changed_in_time(replica: &Replica, bundle: &[u8], nth: usize) 
 async fn wide_claims_hold_up_nobody_and_pass_with_a_warning_where_too_many_wait() {
     const FLOOD: usize = 200;
     let api = cluster();
-    let replica = Arc::new(start(&api, own(SHORT * 360)));
+    let replica = Arc::new(start(&api, own(SHORT * 360)).await);
     replica.until_ready().await;
     let bundle = Arc::new(secret(&api)["ca.crt"].0.clone());
     let alternatives: Vec<Value> = (0..8)
@@ -526,7 +517,7 @@ async fn wide_claims_hold_up_nobody_and_pass_with_a_warning_where_too_many_wait(
 async fn claims_with_dear_selectors_hold_up_nobody() {
     const FLOOD: usize = 40;
     let api = cluster();
-    let replica = Arc::new(start(&api, own(SHORT * 360)));
+    let replica = Arc::new(start(&api, own(SHORT * 360)).await);
     replica.until_ready().await;
     let bundle = Arc::new(secret(&api)["ca.crt"].0.clone());
     let ten = "[0,1,2,3,4,5,6,7,8,9]";
@@ -595,7 +586,7 @@ impl Mounted {
 async fn mounted_certificates_are_read_again_when_they_change_and_kept_while_they_are_damaged() {
     let api = cluster();
     let mounted = Mounted { folder: tempfile::tempdir().unwrap() };
-    let replica = start(&api, Certificates::Files(mounted.path()));
+    let replica = start(&api, Certificates::Files(mounted.path())).await;
     // Not there yet: it is waited for.
     until("a failed try", || replica.failures() > 0).await;
     assert!(!replica.readiness.awaited().is_empty());
@@ -621,7 +612,7 @@ async fn mounted_certificates_are_read_again_when_they_change_and_kept_while_the
 #[tokio::test]
 async fn nonsense_is_refused_and_the_next_caller_served() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     for (path, body, status, words) in [
@@ -663,7 +654,7 @@ async fn nonsense_is_refused_and_the_next_caller_served() {
 #[tokio::test]
 async fn slow_callers_are_let_go_and_hold_up_nobody() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     // Fewer than there are places: half of them never speak, half never finish.
@@ -697,7 +688,7 @@ async fn slow_callers_are_let_go_and_hold_up_nobody() {
 #[tokio::test]
 async fn at_its_end_it_answers_what_is_under_way() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     let mut idle = replica.connect(&bundle).await.unwrap();
@@ -755,7 +746,7 @@ async fn where_the_api_server_shows_a_certificate_nobody_else_may_call() {
     let file = dir.path().join("ca.crt");
     std::fs::write(&file, &authority.pem).unwrap();
     let callers = Callers { authorities: file.clone(), names: vec!["kube-apiserver".to_owned()] };
-    let replica = start_for(&api, own(SHORT * 360), Some(callers));
+    let replica = start_for(&api, own(SHORT * 360), Some(callers)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     // In TLS 1.3 a client learns only from its first read that it was turned away.
@@ -800,6 +791,20 @@ impl Drop for Process {
     }
 }
 
+/// Where a process serves webhooks, once its log says so.
+async fn address_in(log: &std::path::Path) -> SocketAddr {
+    let mut address = None;
+    until("an address in the log", || {
+        let text = std::fs::read_to_string(log).unwrap();
+        let told = text.lines().find(|line| line.contains("webhooks are served"));
+        let told = told.and_then(|line| serde_json::from_str::<Value>(line).ok());
+        address = told.map(|told| told["address"].as_str().unwrap().parse().unwrap());
+        address.is_some()
+    })
+    .await;
+    address.unwrap()
+}
+
 impl Process {
     async fn start() -> Self {
         let mounted = Mounted { folder: tempfile::tempdir().unwrap() };
@@ -810,19 +815,20 @@ impl Process {
             "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}], "users": [{"name": "c", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]});
         std::fs::write(&kubeconfig, config.to_string()).unwrap();
-        let address = free_address();
+        let log = mounted.path().join("log");
         let child = std::process::Command::new(env!("CARGO_BIN_EXE_tranche"))
             .args(["webhook", "--pod-namespace", NAMESPACE, "--ops-address=127.0.0.1:0", "--ops-socket=off"])
-            .arg(format!("--webhook-address={address}"))
+            .args(["--webhook-address=127.0.0.1:0", "--log-format=json"])
             .arg("--webhook-certificates")
             .arg(mounted.path())
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .stdin(std::process::Stdio::null())
             .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
+            .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
+        let address = address_in(&log).await;
         let at = Replica {
             address,
             stop: CancellationToken::new(),
@@ -915,7 +921,7 @@ async fn reviews_cost_little_more_than_their_bytes_however_they_are_filled() {
 #[tokio::test]
 async fn who_stops_in_the_middle_of_large_bodies_keeps_nobody_out() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     let mut halting = Vec::new();
@@ -951,7 +957,7 @@ async fn who_stops_in_the_middle_of_large_bodies_keeps_nobody_out() {
 #[tokio::test]
 async fn chunks_are_counted() {
     let api = cluster();
-    let replica = start(&api, own(SHORT * 360));
+    let replica = start(&api, own(SHORT * 360)).await;
     replica.until_ready().await;
     let bundle = secret(&api)["ca.crt"].0.clone();
     let head =

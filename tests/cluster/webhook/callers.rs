@@ -91,9 +91,9 @@ impl Stage {
         secret.data.unwrap()["ca.crt"].0.clone()
     }
 
-    /// Is a caller with this certificate answered? In TLS 1.3 a client learns only from its first read that it was
+    /// Is a caller with this certificate answered at this port? In TLS 1.3 a client learns only from its first read that it was
     /// turned away.
-    async fn is_let_in(&self, caller: Option<&Caller>) -> bool {
+    async fn is_let_in(&self, port: u16, caller: Option<&Caller>) -> bool {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&self.bundle()) {
             roots.add(certificate.unwrap()).unwrap();
@@ -110,7 +110,7 @@ impl Stage {
             }
         };
         let exchange = async {
-            let stream = TcpStream::connect(("127.0.0.1", self.port)).await.expect("the webhook listens");
+            let stream = TcpStream::connect(("127.0.0.1", port)).await.expect("the webhook listens");
             let name = ServerName::try_from(HOST).unwrap();
             let Ok(mut stream) = TlsConnector::from(Arc::new(config)).connect(name, stream).await else {
                 return false;
@@ -179,12 +179,15 @@ async fn an_api_server_that_shows_its_certificate_is_answered_and_nobody_else_is
     assert!(named.contains("pod-gpu-share-"), "{named}");
 
     let before = failed(&webhook);
-    assert!(stage.is_let_in(Some(&Caller::of_cluster(&etc, "kubelet-client"))).await);
+    assert!(stage.is_let_in(webhook.port, Some(&Caller::of_cluster(&etc, "kubelet-client"))).await);
     assert_eq!(failed(&webhook), before, "the API server is not turned away any more");
-    assert!(!stage.is_let_in(None).await, "without a certificate");
+    assert!(!stage.is_let_in(webhook.port, None).await, "without a certificate");
     let other = Caller::of_cluster(&etc, "front-proxy");
-    assert!(!stage.is_let_in(Some(&other)).await, "another name of the same CA, as every kubelet has one");
-    assert!(!stage.is_let_in(Some(&Caller::stranger(stage.files.path()))).await, "another CA");
+    assert!(
+        !stage.is_let_in(webhook.port, Some(&other)).await,
+        "another name of the same CA, as every kubelet has one"
+    );
+    assert!(!stage.is_let_in(webhook.port, Some(&Caller::stranger(stage.files.path()))).await, "another CA");
     until_failed("three callers to be counted", &webhook, |count| count >= before + 3.0).await;
     assert_eq!(failed(&webhook), before + 3.0, "{}", stage.log());
     stage.create(OTHER, &bad, true).expect_err("the API server is still answered");
