@@ -1,8 +1,9 @@
 //! What a round may spend, and who may spend it: each namespace the same. Who spends more than that, since what was
 //! begun went on, owes it ([`debts`]). A decision that does not come to its end with what it was given goes on in a later
-//! round ([`trials`]).
+//! round ([`trials`]), and may need more than its namespace's part ([`overdraft`]).
 
 mod debts;
+mod overdraft;
 mod trials;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use trials::{EachPod, Step, TrialKey};
 
 use self::debts::Debts;
+use self::overdraft::Overdraft;
 use self::trials::Trials;
 use crate::controller::Moment;
 use crate::model::claim::ClaimKey;
@@ -37,6 +39,7 @@ pub struct Purse {
     /// Claims that cannot be placed with these classes, and why. What a claim asks for never changes.
     dear: BTreeMap<ClaimKey, String>,
     trials: Trials,
+    overdraft: Overdraft,
 }
 
 impl Default for Purse {
@@ -51,6 +54,7 @@ impl Default for Purse {
             going_on: BTreeSet::new(),
             dear: BTreeMap::new(),
             trials: Trials::up_to(ROUND),
+            overdraft: Overdraft::default(),
         }
     }
 }
@@ -88,6 +92,7 @@ impl Purse {
         let count = (due.len() as u64).max(1);
         self.slice = self.round / count;
         self.debts.open(count, now);
+        self.overdraft.open(&due);
         (self.due, self.going_on) = (due, left_over);
     }
 
@@ -106,11 +111,16 @@ impl Purse {
     }
 
     /// The trial goes on now, and its namespace may spend so much: what the trial may spend. If it stopped at a step that
-    /// takes more than it had, it is more; none where the round has nothing left for that.
-    pub fn grant(&mut self, trial: &TrialKey, ticks: u64) -> Option<u64> {
+    /// takes more than it had, it is more; none where the round has nothing left for that, and others come first.
+    pub fn grant(&mut self, trial: &TrialKey, namespace: &str, ticks: u64) -> Option<u64> {
         let needs = self.trials.needs(trial);
-        let granted = if needs > ticks { Some(needs).filter(|_| self.left > 0) } else { Some(ticks) };
-        granted.inspect(|granted| self.trials.grant(*granted))
+        let is_more = needs > ticks;
+        if is_more && !self.overdraft.grants(namespace, needs, self.left) {
+            return None;
+        }
+        let granted = needs.max(ticks);
+        self.trials.grant(granted);
+        Some(granted)
     }
 
     /// It was not done with when the last round ended.
@@ -250,6 +260,30 @@ mod tests {
         }
     }
 
+    /// Others with older trials, which came first in each round, had all of it where rounds take longer than they should.
+    #[test]
+    fn a_trial_that_needs_more_than_its_part_is_not_kept_out_by_older_ones_of_others() {
+        let mut purse = Purse::default();
+        let evil: Vec<String> = (0..4).map(|nth| format!("evil-{nth}")).collect();
+        let due: BTreeSet<String> = evil.iter().cloned().chain(["victim".to_owned()]).collect();
+        let slice = ROUND / 5;
+        let trial = |namespace: &str| TrialKey::from(&turn(namespace));
+        let mut had = BTreeMap::<String, u32>::new();
+        for round in 0..20 {
+            purse.open(due.clone(), names(&[]), 3 * SECOND * (round + 1));
+            for namespace in evil.iter().map(String::as_str).chain(["victim"]) {
+                let Some(ticks) = purse.allowance(namespace) else { continue };
+                let Some(granted) = purse.grant(&trial(namespace), namespace, ticks) else { continue };
+                purse.pay(namespace, granted);
+                // It comes no further, and needs twice as much.
+                let (step, _) = purse.trials().resume(&trial(namespace));
+                purse.trials().stop(trial(namespace), step, true, 1);
+                *had.entry(namespace.to_owned()).or_default() += u32::from(granted > slice);
+            }
+        }
+        assert!(had.get("victim").is_some_and(|times| *times >= 2), "{had:?}");
+    }
+
     /// More than a part of a round is given to one trial after another, and only while something is left.
     #[test]
     fn what_a_trial_needs_beyond_its_part_is_given_once_in_a_round() {
@@ -257,13 +291,13 @@ mod tests {
         let trial = |name: &str| TrialKey::from(&turn(name));
         open(&mut purse, &["a", "b"], SECOND);
         for name in ["a", "b"] {
-            purse.grant(&trial(name), ROUND / 2);
+            purse.grant(&trial(name), name, ROUND / 2);
             purse.trials().stop(trial(name), Step::All(0), true, 1);
         }
-        assert_eq!(purse.grant(&trial("a"), ROUND / 2), Some(ROUND));
+        assert_eq!(purse.grant(&trial("a"), "a", ROUND / 2), Some(ROUND));
         purse.pay("a", ROUND);
-        assert_eq!(purse.grant(&trial("b"), ROUND / 2), None);
-        assert_eq!(purse.grant(&trial("c"), ROUND / 2), Some(ROUND / 2), "it needs no more");
+        assert_eq!(purse.grant(&trial("b"), "b", ROUND / 2), None);
+        assert_eq!(purse.grant(&trial("c"), "c", ROUND / 2), Some(ROUND / 2), "it needs no more");
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Core {
         let namespace = self.namespace_of(turn);
         let is_last = self.purse.goes_on(&namespace) && turn.looked_at && !turn.left_over;
         let allowed = self.purse.allowance(&namespace).filter(|_| !is_last);
-        match allowed.and_then(|ticks| self.purse.grant(&turn.into(), ticks)) {
+        match allowed.and_then(|ticks| self.purse.grant(&turn.into(), &namespace, ticks)) {
             Some(ticks) => {
                 self.queue.looked_at(&turn.key);
                 self.capacity.index.allow(ticks);

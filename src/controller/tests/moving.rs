@@ -264,6 +264,20 @@ fn nobody_is_moved_for_a_pod_that_no_scheduler_has_tried_nor_twice_for_the_same(
     assert!(!cluster.core.reserves.evictions.moves.rests_for(&big, cluster.now));
 }
 
+/// What replaces the pod that was moved runs, beside the one for which that was done; and where it runs now there would
+/// be room for another if it were moved again, to a node that has come.
+fn moved_and_in_the_way_again(cluster: &mut Cluster, replacement: Value) {
+    put(cluster, "small-anew", "10Gi", "rs-small", replacement);
+    cluster.settle(SECOND);
+    cluster.drop_pod("small", true);
+    cluster.settle(5 * SECOND);
+    bind(cluster, "ml", "small-anew");
+    bind(cluster, "ml", "big");
+    cluster.put_node("c", 1);
+    put_bound(cluster, "sixty", "60Gi");
+    cluster.drop_pod("half", true);
+}
+
 #[test]
 fn an_owner_rests_and_an_hour_has_so_many_moves() {
     for (rest, per_hour, later) in [(10 * MINUTE, 30, 10 * MINUTE), (MINUTE, 1, 60 * MINUTE)] {
@@ -272,16 +286,7 @@ fn an_owner_rests_and_an_hour_has_so_many_moves() {
         (consolidation.rest, consolidation.per_hour) = (rest, per_hour);
         put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
         cluster.settle(MINUTE);
-        put(&mut cluster, "small-anew", "10Gi", "rs-small", mark("true"));
-        cluster.settle(SECOND);
-        cluster.drop_pod("small", true);
-        cluster.settle(5 * SECOND);
-        bind(&mut cluster, "ml", "small-anew");
-        bind(&mut cluster, "ml", "big");
-        // What keeps the next one off is the one that was moved; there would be room for it on node c.
-        cluster.put_node("c", 1);
-        put_bound(&mut cluster, "sixty", "60Gi");
-        cluster.drop_pod("half", true);
+        moved_and_in_the_way_again(&mut cluster, mark("true"));
         put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
         cluster.settle(5 * MINUTE);
         assert_eq!(moved(&cluster), ["small"], "it was moved a moment ago");
@@ -439,15 +444,7 @@ fn a_new_leader_lets_owners_rest_that_have_just_made_a_pod() {
     let mut anew = mark("true");
     let made = cluster.core.recorder.time_of(cluster.now).unwrap();
     anew["metadata"]["creationTimestamp"] = made.to_string().into();
-    put(&mut cluster, "small-anew", "10Gi", "rs-small", anew);
-    cluster.settle(SECOND);
-    cluster.drop_pod("small", true);
-    cluster.settle(5 * SECOND);
-    bind(&mut cluster, "ml", "small-anew");
-    bind(&mut cluster, "ml", "big");
-    cluster.put_node("c", 1);
-    put_bound(&mut cluster, "sixty", "60Gi");
-    cluster.drop_pod("half", true);
+    moved_and_in_the_way_again(&mut cluster, anew);
     cluster.fail_over(rules(Mode::Auto));
     put(&mut cluster, "bigger", "75Gi", "rs-bigger", json!({}));
     cluster.settle(8 * MINUTE);

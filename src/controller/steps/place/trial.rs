@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{Part, Refused, those};
 use crate::allocate::{self, Decision, Explanation, PodAsk, Shortage};
 use crate::controller::core::Core;
-use crate::controller::purse::{EachPod, Step};
+use crate::controller::purse::{EachPod, Step, TrialKey};
 use crate::controller::queue::{Together, Turn};
 use crate::controller::recorder::Reason;
 use crate::controller::{Moment, ask, multi_gpu};
@@ -43,12 +43,12 @@ impl Core {
     /// True if the unit was placed, false if there is nothing to decide now, or not all of it in this round.
     pub(in crate::controller) fn place(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let Some(mut parts) = self.ready_parts(turn, now)? else { return Ok(false) };
-        let epoch = self.capacity.epoch();
-        let begun_in = self.purse.trials().begun(&turn.into(), epoch);
-        let (mut step, mut had_all) = self.purse.trials().resume(&turn.into());
+        let (trial, epoch) = (TrialKey::from(turn), self.capacity.epoch());
+        let begun_in = self.purse.trials().begun(&trial, epoch);
+        let (mut step, mut had_all) = self.purse.trials().resume(&trial);
         let begun = step.clone();
         loop {
-            let trial = match step {
+            let found = match step {
                 Step::All(from) => self.try_all(turn, &parts, from, had_all),
                 Step::Each(each) => self.try_each(turn, &parts, each, had_all),
                 Step::Fewest(fitting, from) => {
@@ -56,7 +56,7 @@ impl Core {
                     self.try_fewest(&parts, fitting, from, had_all)
                 }
             };
-            match trial {
+            match found {
                 Trial::Fits(nth, decision) => {
                     self.adopt_places(turn, &parts, nth, &decision.placements, now);
                     return Ok(true);
@@ -65,7 +65,7 @@ impl Core {
                 Trial::Next(next) => (step, had_all) = (next, false),
                 Trial::Spent(next) => {
                     let again = next == begun;
-                    self.purse.trials().stop(turn.into(), next, again, begun_in);
+                    self.purse.trials().stop(trial, next, again, begun_in);
                     self.queue.leave(&turn.key, true);
                     return Ok(false);
                 }
