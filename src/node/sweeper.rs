@@ -73,9 +73,8 @@ pub async fn run(
     let mut withheld = preparer.executor.holders.withheld();
     let mut unclaimed = preparer.executor.holders.unclaimed().changes();
     unclaimed.mark_changed();
-    let (mut inventory, mut first) = (preparer.inventory.clone(), preparer.inventory.clone());
-    let (mut has_swept, mut is_known, mut again) = (false, false, Instant::now());
-    let mut driver = None;
+    let (mut inventory, mut driver) = (preparer.inventory.clone(), None);
+    let mut again = Instant::now();
     loop {
         let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
         let is_any = !records.is_empty() || !unclaimed.borrow().is_empty();
@@ -84,10 +83,6 @@ pub async fn run(
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => {}
             Ok(()) = unclaimed.changed() => preparer.look_at_unclaimed(Which::Due).await,
-            gpus = first_gpus(&mut first), if has_swept && !is_known => {
-                is_known = true;
-                preparer.look_at_all_unclaimed(&gpus);
-            }
             // Whatever changes meanwhile: tenants can see to it that something does.
             () = tokio::time::sleep_until(again), if is_any => {
                 let sweep = look_again(&preparer, &records).await;
@@ -97,46 +92,29 @@ pub async fn run(
                 preparer.look_at_unclaimed(Which::All).await;
                 again = Instant::now() + AGAIN;
             }
-            _ = ticks.tick() => {
-                sweep_all(&preparer).await;
-                has_swept = true;
-            }
+            _ = ticks.tick() => sweep_all(&preparer).await,
             // Container edits name files by the driver's version, and a container may start at any moment.
-            version = another_driver(&mut inventory, driver.as_deref()) => {
-                driver = Some(version);
+            gpus = another_driver(&mut inventory, driver.as_deref()) => {
                 sweep_all(&preparer).await;
-                has_swept = true;
+                let is_first = driver.replace(gpus.driver.driver.clone()).is_none();
+                if is_first {
+                    preparer.look_at_all_unclaimed(&gpus);
+                }
             }
         }
     }
 }
 
-/// The GPUs, once they are known.
-async fn first_gpus(inventory: &mut watch::Receiver<Inventory>) -> NodeGpus {
+/// Waits until GPUs are found with a driver of another version than this, and returns these.
+async fn another_driver(inventory: &mut watch::Receiver<Inventory>, than: Option<&str>) -> NodeGpus {
     loop {
-        if let Inventory::Found(gpus) = &*inventory.borrow_and_update() {
-            return gpus.clone();
+        match &*inventory.borrow_and_update() {
+            Inventory::Found(gpus) if Some(gpus.driver.driver.as_str()) != than => return gpus.clone(),
+            Inventory::Found(_) | Inventory::Unknown | Inventory::Unavailable { .. } => {}
         }
         if inventory.changed().await.is_err() {
-            // There will be none.
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
-/// Waits until GPUs are found with a driver of another version than this; which one.
-async fn another_driver(inventory: &mut watch::Receiver<Inventory>, than: Option<&str>) -> String {
-    let version = |inventory: &Inventory| match inventory {
-        Inventory::Found(gpus) => Some(gpus.driver.driver.clone()).filter(|now| Some(now.as_str()) != than),
-        Inventory::Unknown | Inventory::Unavailable { .. } => None,
-    };
-    loop {
-        let now = version(&inventory.borrow_and_update());
-        match now {
-            Some(now) => return now,
             // Nobody looks any more.
-            None if inventory.changed().await.is_err() => std::future::pending().await,
-            None => {}
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -9,7 +9,7 @@ use tranche::model::mig::{MadeMig, MigPlace};
 use tranche::model::quantity::Bytes;
 use tranche::node::sweeper::Sweep;
 
-use crate::site::{Claim, Site, uuid};
+use crate::site::{Claim, PluginRun, Site, uuid};
 
 const ONE: &str = "gpu-3-mig-1g10gb-19-0";
 const TWO: &str = "gpu-3-mig-2g20gb-14-0";
@@ -104,17 +104,23 @@ async fn a_device_that_somebody_ended_is_made_again() {
     site.check("made again");
 }
 
+/// A claim `a` of one MIG device whose pod runs as process 4711.
+async fn running(site: &Site, plugin: &PluginRun) -> Claim {
+    let pod = "0f1e2d3c-0000-4000-8000-000000000001";
+    let claim = Claim::new("a", &[ONE]).reserved_for(&[pod]);
+    site.api.put(&claim);
+    plugin.prepared(&claim, "at first").await;
+    site.runs(4711, pod);
+    claim
+}
+
 /// Another driver was loaded, say. The pod's containers have the nodes of whatever is made at that place.
 #[tokio::test]
 async fn a_device_that_was_ended_under_its_pod_is_given_to_nobody_while_the_pod_runs() {
     for switched_off in [false, true] {
         let site = if switched_off { Site::whole_or_cut() } else { Site::carved() };
         let plugin = site.start_plugin();
-        let pod = "0f1e2d3c-0000-4000-8000-000000000001";
-        let claim = Claim::new("a", &[ONE]).reserved_for(&[pod]);
-        site.api.put(&claim);
-        plugin.prepared(&claim, "at first").await;
-        site.runs(4711, pod);
+        let claim = running(&site, &plugin).await;
         let (records, edits) = (site.records(), site.edits(&claim));
         site.mig.clear();
         if switched_off {
@@ -146,11 +152,7 @@ async fn a_device_that_was_ended_under_its_pod_is_given_to_nobody_while_the_pod_
 async fn a_device_whose_pod_still_runs_stays() {
     let site = Site::carved();
     let plugin = site.start_plugin();
-    let pod = "0f1e2d3c-0000-4000-8000-000000000001";
-    let claim = Claim::new("a", &[ONE]).reserved_for(&[pod]);
-    site.api.put(&claim);
-    plugin.prepared(&claim, "at first").await;
-    site.runs(4711, pod);
+    let claim = running(&site, &plugin).await;
     site.api.remove(&claim);
     plugin.sweep().await.unwrap();
     assert_eq!(site.mig.all().len(), 1, "whatever becomes of the claim");

@@ -442,8 +442,8 @@ fn review_of(namespace: &str, claim: &Value) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// Three times as long as the API server waits where its configuration says nothing else: on a busy machine all takes longer.
-const API_SERVER_WAITS: Duration = Duration::from_secs(9);
+/// Three times as long as the API server waits where its configuration says nothing else: this machine may be slow.
+const LATE: Duration = Duration::from_secs(9);
 
 /// So many callers who ask for the same review at once.
 fn flood(
@@ -466,7 +466,7 @@ async fn a_pod_is_changed_in_time(replica: &Replica, bundle: &[u8], nth: usize) 
     let asked = Instant::now();
     let changed = replica.review(bundle, "/mutate", ("", "Pod"), pod).await;
     assert_eq!(changed["patchType"], "JSONPatch");
-    assert!(asked.elapsed() < API_SERVER_WAITS, "pod {nth} was answered after {:?}", asked.elapsed());
+    assert!(asked.elapsed() < LATE, "pod {nth} was answered after {:?}", asked.elapsed());
 }
 
 /// All entries of a claim are held against each other: what the API server admits of that is not done on the thread that
@@ -532,7 +532,7 @@ async fn claims_with_dear_selectors_hold_up_nobody() {
         let wrong = review_of("ml", &selected("true", "much"));
         let (status, said) = replica.post(&bundle, "/validate", &wrong).await;
         assert!(status == 200 && said.contains("parameters.memory"), "{status} {said}");
-        assert!(asked.elapsed() < API_SERVER_WAITS, "claim {nth} was answered after {:?}", asked.elapsed());
+        assert!(asked.elapsed() < LATE, "claim {nth} was answered after {:?}", asked.elapsed());
     }
     let (mut refused, mut warned) = (0, 0);
     while let Some(answer) = flood.join_next().await {
@@ -849,13 +849,14 @@ impl Process {
         }
     }
 
-    /// Asks again where others' bodies take all the room for too long, or a request has its deadline behind it: this
-    /// machine may be slow.
+    /// Asks again where others' bodies take all the room for too long, a request has its deadline behind it, or a large
+    /// claim would have had to wait for its turn: this machine may be slow.
     async fn post_when_there_is_room(&self, path: &str, body: &[u8]) -> (u16, String) {
         let end = Instant::now() + PATIENCE * 3;
         loop {
             let answer = self.at.post(&self.authority, path, body).await;
-            if ![408, 503].contains(&answer.0) || Instant::now() > end {
+            let has_room = ![408, 503].contains(&answer.0) && !answer.1.contains("the claim was not checked");
+            if has_room || Instant::now() > end {
                 return answer;
             }
         }
