@@ -38,6 +38,14 @@ fn share(memory: &str) -> Value {
     json!({"requests": [{"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}}], "config": config})
 }
 
+/// An example whose autoscaler asks for another metric.
+fn with_target(example: &str, metric: &str, mean: u32) -> String {
+    let (target, names) = ("averageValue: 700m", [MEMORY, ACTIVITY].map(|name| format!("name: {name}\n")));
+    let name = names.iter().find(|name| example.contains(*name)).expect("it names a metric");
+    assert!(example.contains(target), "it has a target");
+    example.replace(name, &format!("name: {metric}\n")).replace(target, &format!("averageValue: {mean}"))
+}
+
 /// A Deployment of the examples with its autoscaler.
 struct Scaled<'a> {
     cluster: &'a TestCluster,
@@ -47,6 +55,11 @@ struct Scaled<'a> {
 impl<'a> Scaled<'a> {
     /// Applies the file with an image that the rig has, and with no wait before pods are taken away.
     async fn of(cluster: &'a TestCluster, name: &'a str) -> Self {
+        Self::by(cluster, name, None).await
+    }
+
+    /// The same with an autoscaler that asks for another metric, and the pods' mean of which there is to be.
+    async fn by(cluster: &'a TestCluster, name: &'a str, other: Option<(&str, u32)>) -> Self {
         let path = root().join(format!("deploy/examples/{name}.yaml"));
         let example = std::fs::read_to_string(path).expect("it is there");
         let window = "stabilizationWindowSeconds: ";
@@ -54,6 +67,10 @@ impl<'a> Scaled<'a> {
         let example = example
             .replace("docker.io/library/ubuntu:24.04", "docker.io/local/glibc:1")
             .replace(&format!("{window}300"), &format!("{window}0"));
+        let example = match other {
+            None => example,
+            Some((metric, mean)) => with_target(&example, metric, mean),
+        };
         apply(cluster, &example, true);
         cluster.rig.on_end(&[
             "kubectl",
@@ -282,6 +299,54 @@ async fn pods_with_whole_gpus_are_scaled_by_their_own_activity_and_not_by_anothe
 
     drop((mine, others));
     scaled.end();
+    monitoring.end();
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn autoscalers_that_ask_for_dcgms_names_see_each_pods_own_use() {
+    let cluster = cluster("autoscalers_that_ask_for_dcgms_names_see_each_pods_own_use").await;
+    set(&cluster, &["--dcgm-metrics=on"]).await;
+    let monitoring = Monitoring::of(&cluster).await;
+    let (activity, memory) = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED");
+    let whole = Scaled::by(&cluster, "autoscale-gpu", Some((activity, 70))).await;
+    let shares = Scaled::by(&cluster, "autoscale-share", Some((memory, 6000))).await;
+    let (first, of_share) = (whole.pods().await.remove(0), shares.pods().await.remove(0));
+    cluster.create(claim("neighbour", share("8Gi"))).await;
+    cluster.create(as_nobody(user_of("neighbour", "neighbour"))).await;
+    let neighbour = cluster.wait_ready("neighbour").await;
+    let device = shares.device_of(&of_share).await;
+    assert_eq!(cluster.devices_of("neighbour").await.first(), Some(&device), "both have a part of one GPU");
+    let thousandths = |low: i64, high: i64| low * 1000..=high * 1000;
+
+    let others = Work::on(&cluster, NODE, &device, &neighbour, "mps");
+    others.is(7800, 90, "mps");
+    monitoring.wait_milli(memory, "neighbour", thousandths(7800, 7800)).await;
+    // The autoscalers have looked since: they know of what came later.
+    let (mine, at_share) = (whole.work(&first, "compute").await, shares.work(&of_share, "mps").await);
+    mine.is(1000, 30, "compute");
+    at_share.is(1640, 1, "mps");
+    whole.wait_looked(thousandths(29, 31)).await;
+    shares.wait_looked(thousandths(1640, 1640)).await;
+    assert_eq!((whole.replicas().await, shares.replicas().await), (Some(1), Some(1)));
+
+    mine.is(1000, 90, "compute");
+    at_share.is(7370, 1, "mps");
+    whole.wait_pods(2).await;
+    shares.wait_pods(2).await;
+    // The second ones have nothing to do.
+    whole.wait_looked(thousandths(44, 46)).await;
+    shares.wait_looked(thousandths(3685, 3685)).await;
+    assert_eq!((whole.replicas().await, shares.replicas().await), (Some(2), Some(2)));
+    mine.is(1000, 10, "compute");
+    at_share.is(400, 1, "mps");
+    whole.wait_pods(1).await;
+    shares.wait_pods(1).await;
+
+    drop((mine, at_share, others));
+    whole.end();
+    shares.end();
     monitoring.end();
     cluster.end().await;
 }

@@ -1,5 +1,5 @@
 //! A real Prometheus that scrapes the driver as the chart's PodMonitor does, with the chart's alerts, and what answers
-//! HorizontalPodAutoscalers from it by the rules of `deploy/autoscaling/prometheus-adapter.yaml`. Both run as a pod of
+//! HorizontalPodAutoscalers from it by the rules of `deploy/autoscaling/prometheus-adapter*.yaml`. Both run as a pod of
 //! the test's namespace, from programs that `rig build-prometheus` and `rig build-adapter` keep in the cache.
 
 use std::fs;
@@ -70,9 +70,11 @@ impl<'a> Monitoring<'a> {
         for (name, targets) in [("targets", all), ("plugins", plugins)] {
             fs::write(folder.join(format!("{name}.json")), targets.to_string()).expect("it can be written");
         }
-        // Means over seconds, where the rules have a minute.
-        let rules = text("deploy/autoscaling/prometheus-adapter.yaml").replace("[1m]", "[10s]");
-        assert!(rules.contains("[10s]"), "the rules have a mean over a minute");
+        // One configuration of both files, with means over seconds where they have a minute.
+        let rules = text("deploy/autoscaling/prometheus-adapter.yaml");
+        let of_dcgm = text("deploy/autoscaling/prometheus-adapter-dcgm.yaml").replace("\nrules:\n", "\n");
+        assert!(rules.contains("[1m]") && of_dcgm.contains("[1m]"), "the rules have means over a minute");
+        let rules = format!("{rules}{of_dcgm}").replace("[1m]", "[10s]");
         let data = json!({
             "prometheus.yaml": text("tests/cluster/data/monitoring/prometheus.yaml"),
             "alerts.yaml": text("charts/tranche/monitoring/alerts.yaml"),
