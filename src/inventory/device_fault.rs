@@ -3,11 +3,12 @@
 //! * An Xid is remembered until its GPU was certainly reset: by another boot, or by loading the driver again. NVML
 //!   reports an Xid once, and a GPU that must be reset looks healthy otherwise. An administrator who resets a single
 //!   GPU clears its Xids by hand ([`DeviceFaults::without_xids`]).
+//! * That a device is withheld is remembered as well: the next process has to look before it knows.
 //! * A GPU that cannot be read or is lost, an MPS daemon that does not serve, and a full /dev/shm are faults for as
 //!   long as the condition lasts. NVML may never report Xid 79: once a GPU has left the bus, NVML's wait for events
 //!   fails instead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -150,6 +151,10 @@ impl FaultKind {
         !matches!(self, Self::Withheld | Self::NotMade | Self::NotEnded)
     }
 
+    fn is_persistent(self) -> bool {
+        matches!(self, Self::Xid(_) | Self::Withheld)
+    }
+
     pub fn effect(self) -> FaultEffect {
         match self {
             Self::Xid(code) => match xid(code).0 {
@@ -250,14 +255,30 @@ impl DeviceFaults {
         Inventory::Found(gpus)
     }
 
-    /// The faults that must outlast this process.
+    /// The faults that must outlast this process. Why a device is withheld the next one finds out for itself: the words
+    /// change with each process that comes or ends, and are left out.
     pub fn persistent(&self) -> Vec<DeviceFault> {
-        self.iter().filter(|fault| matches!(fault.kind, FaultKind::Xid(_))).cloned().collect()
+        let persistent = self.iter().filter(|fault| fault.kind.is_persistent()).cloned();
+        let without_words = |fault: DeviceFault| match fault.kind {
+            FaultKind::Withheld => DeviceFault { words: String::new(), ..fault },
+            _ => fault,
+        };
+        persistent.map(without_words).collect()
+    }
+
+    /// What is withheld.
+    pub fn withheld(&self) -> BTreeSet<FaultLocation> {
+        let withheld = self.iter().filter(|fault| fault.kind == FaultKind::Withheld);
+        withheld.map(|fault| fault.location.clone()).collect()
+    }
+
+    pub fn has_xids(&self) -> bool {
+        self.iter().any(|fault| matches!(fault.kind, FaultKind::Xid(_)))
     }
 
     /// The faults that were stored in the session `earlier`, if `now` is still the same session.
     pub fn restored(remembered: Vec<DeviceFault>, earlier: &DriverSession, now: &DriverSession) -> Self {
-        let persistent = remembered.into_iter().filter(|fault| matches!(fault.kind, FaultKind::Xid(_)));
+        let persistent = remembered.into_iter().filter(|fault| fault.kind.is_persistent());
         let entry = |fault: DeviceFault| ((fault.location.clone(), fault.kind), fault);
         match now.continues(earlier) {
             true => Self(persistent.map(entry).collect()),
@@ -615,7 +636,14 @@ mod tests {
         let updated = device_faults.applied_to(&Inventory::Found(found_boards()));
         let Inventory::Found(updated) = updated else { unreachable!() };
         assert_eq!(updated.gpus[0].health, Health::Healthy);
-        assert!(device_faults.persistent().is_empty());
+        // The words would change with each process.
+        let remembered = device_faults.persistent();
+        assert_eq!((remembered.len(), remembered[0].words.as_str()), (1, ""));
+        let run = |driver| DriverSession { boot: BootId::new("a"), driver: Some(driver) };
+        let again = DeviceFaults::restored(remembered.clone(), &run(1), &run(1));
+        assert_eq!(again.withheld(), BTreeSet::from([FaultLocation::Device(board.uuid.clone())]));
+        assert!(DeviceFaults::restored(remembered, &run(1), &run(2)).is_empty(), "nobody outlasts that");
+        assert!(!again.has_xids());
         assert!(device_faults.with_withheld(&BTreeMap::new(), 300).is_empty());
     }
 

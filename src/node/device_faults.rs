@@ -3,7 +3,7 @@
 //! reports them to kubelet, and the reporter to the claims concerned.
 //!
 //! NVML reports an Xid once, so Xids outlast this process in [`FILE`], with the boot and the load of the driver in
-//! which they were seen. Another boot or load clears them, because it means a reset. An administrator who has reset
+//! which they were seen, and so does what was withheld, until it is looked at again ([`super::unclaimed`]). Another boot or load clears them, because it means a reset. An administrator who has reset
 //! a single GPU removes the file to clear them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,8 +154,9 @@ impl FaultWatcher {
             None => (DeviceFaults::default(), Saving::Saved),
         };
         for fault in known.iter() {
-            warn!(place = ?fault.location, "remembered: {}", fault.words);
+            warn!(place = ?fault.location, kind = fault.kind.word(), "remembered: {}", fault.words);
         }
+        sources.executor.holders.unclaimed().remember(known.withheld());
         let (out, device_faults) = watch::channel(known.clone());
         let (inventory_with_faults, inventory_out) = watch::channel(Inventory::Unknown);
         let (states, states_out) = watch::channel(Vec::new());
@@ -290,7 +291,7 @@ impl FaultWatcher {
         let now = DriverSession { driver: seen.driver.or(self.run.driver), ..self.run.clone() };
         if now != self.run {
             let kept = DeviceFaults::restored(self.known.persistent(), &self.run, &now);
-            if kept.is_empty() && !self.known.persistent().is_empty() {
+            if !kept.has_xids() && self.known.has_xids() {
                 info!("the driver was loaded again: Xids seen before no longer count");
             }
             self.run = now;
@@ -299,8 +300,12 @@ impl FaultWatcher {
         }
         let removed = self.saving == Saving::Saved && seen.saves == self.saves && !seen.file_is_there;
         if removed && !self.known.persistent().is_empty() {
-            info!(file = FILE, "the file was removed: Xids seen before are forgotten");
+            if self.known.has_xids() {
+                info!(file = FILE, "the file was removed: Xids seen before are forgotten");
+            }
             self.set(self.known.without_xids());
+            // What is withheld is so still.
+            self.saving = Saving::Due;
         }
     }
 

@@ -22,7 +22,7 @@ use super::store::StoreError;
 use crate::cluster::{ClaimError, Cluster};
 use crate::inventory::Inventory;
 use crate::kubelet::{Claims, Prepared};
-use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey, Step};
+use crate::ledger::{HeldDevice, HoldMode, Phase, Record, RecordKey, Step};
 use crate::model::claim::{AllocatedClaim, ClaimRef, PodRef, PreparedDevice};
 use crate::model::error_chain;
 use crate::model::gpu::NodeGpus;
@@ -174,10 +174,13 @@ impl Preparer {
     /// `expected`, or they name nothing that has changed.
     pub async fn renew(&self, expected: Record, allocated: AllocatedClaim) -> Result<bool, PrepareError> {
         let (gpus, claim, lanes) = (self.gpus().await?, expected.intent.claim.clone(), expected.gpus());
-        let renew = move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? {
-            true => Ok(executor.renew(&expected, &allocated, &gpus)?.then(|| expected.answer())),
-            false => Ok(None),
-        };
+        // What is being released has no edits any more.
+        let is_ready = expected.phase == Phase::Ready;
+        let renew =
+            move |executor: &Executor, held: &Held| match executor.is_still(held, &expected)? && is_ready {
+                true => Ok(executor.renew(&expected, &allocated, &gpus)?.then(|| expected.answer())),
+                false => Ok(None),
+            };
         let outcome = self.within(lanes, renew).await?.map(Outcome::Renewed);
         outcome.iter().for_each(|outcome| self.tell(&claim, outcome));
         Ok(outcome.is_some())

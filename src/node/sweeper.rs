@@ -78,28 +78,59 @@ pub async fn run(
     loop {
         let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
         let is_any = !records.is_empty() || !unclaimed.borrow().is_empty();
-        tokio::select! {
+        let what = tokio::select! {
             () = stop.cancelled() => return Ok(()),
             // The sender is the executor's, which is ours too.
-            Ok(()) = withheld.changed() => {}
-            Ok(()) = unclaimed.changed() => preparer.look_at_unclaimed(Which::Due).await,
+            Ok(()) = withheld.changed() => continue,
+            Ok(()) = unclaimed.changed() => Due::Unclaimed,
             // Whatever changes meanwhile: tenants can see to it that something does.
-            () = tokio::time::sleep_until(again), if is_any => {
-                let sweep = look_again(&preparer, &records).await;
+            () = tokio::time::sleep_until(again), if is_any => Due::Withheld(records),
+            _ = ticks.tick() => Due::All,
+            // Container edits name files by the driver's version, and a container may start at any moment.
+            gpus = another_driver(&mut inventory, driver.as_deref()) => {
+                let is_first = driver.replace(gpus.driver.driver.clone()).is_none();
+                if is_first { Due::First(gpus) } else { Due::All }
+            }
+        };
+        // A look at many processes takes long. Whatever is under way goes on on its own thread, or is done again at the start.
+        let is_again = matches!(what, Due::Withheld(_));
+        if stop.run_until_cancelled(what.work(&preparer)).await.is_none() {
+            return Ok(());
+        }
+        if is_again {
+            again = Instant::now() + AGAIN;
+        }
+    }
+}
+
+/// What the sweeper has to do next.
+enum Due {
+    /// The GPUs are known for the first time: all is swept, and what no claim has is looked at.
+    First(NodeGpus),
+    All,
+    /// What no claim has, as far as nobody has looked at it.
+    Unclaimed,
+    /// What is withheld, by these records or without one.
+    Withheld(Vec<RecordKey>),
+}
+
+impl Due {
+    async fn work(self, preparer: &Preparer) {
+        match self {
+            Self::First(gpus) => {
+                sweep_all(preparer).await;
+                preparer.look_at_all_unclaimed(&gpus);
+                preparer.look_at_unclaimed(Which::Due).await;
+                preparer.executor.holders.unclaimed().was_looked_at();
+            }
+            Self::All => sweep_all(preparer).await,
+            Self::Unclaimed => preparer.look_at_unclaimed(Which::Due).await,
+            Self::Withheld(records) => {
+                let sweep = look_again(preparer, &records).await;
                 if sweep.released + sweep.rolled_back > 0 {
                     info!(?sweep, "what was withheld is free");
                 }
                 preparer.look_at_unclaimed(Which::All).await;
-                again = Instant::now() + AGAIN;
-            }
-            _ = ticks.tick() => sweep_all(&preparer).await,
-            // Container edits name files by the driver's version, and a container may start at any moment.
-            gpus = another_driver(&mut inventory, driver.as_deref()) => {
-                sweep_all(&preparer).await;
-                let is_first = driver.replace(gpus.driver.driver.clone()).is_none();
-                if is_first {
-                    preparer.look_at_all_unclaimed(&gpus);
-                }
             }
         }
     }

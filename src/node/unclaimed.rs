@@ -4,12 +4,15 @@
 //!
 //! So a device is looked at when its last claim has ended, when it was refused to a claim, and when this process starts.
 //! One that a pod has open is tainted as one that is withheld, and looked at every [`super::holders::AGAIN`]. Once a claim
-//! has the device, the claim's record says what becomes of it.
+//! has the device, the claim's record says what becomes of it. What an earlier process withheld stays tainted until this one
+//! has looked: claims would be placed there in between, and their pods bound.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::executor::Executor;
 use super::file_looks::Openers;
@@ -17,20 +20,29 @@ use super::holders::{self, Holder, ReleaseCause};
 use super::lanes::Held;
 use super::preparer::Preparer;
 use super::store::StoreError;
+
 use crate::host::DeviceNumber;
+use crate::host::driver_root::DriverError;
 use crate::inventory::{FaultLocation, Inventory};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Record};
-use crate::model::claim::ClaimRef;
+use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::gpu::{Device, Gpu, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::prepare::{self, ExclusiveDevice};
+
+/// For how long devices are looked at in one go. The others stay due: the sweeper has records to look at.
+const IN_ONE_GO: Duration = Duration::from_secs(15);
+/// Why nobody gets what an earlier process withheld.
+const NOT_LOOKED_AT: &str = "it was held when this driver was started again, and was not looked at since";
 
 /// See the module's text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unclaimed {
     due: BTreeMap<DeviceUuid, Due>,
     open: BTreeMap<FaultLocation, OpenDevice>,
+    /// What an earlier process withheld, as far as nobody has looked since.
+    before: BTreeSet<FaultLocation>,
     /// How often something was to be looked at.
     asked: u64,
 }
@@ -80,30 +92,52 @@ impl Unclaimed {
     pub fn by_location(&self) -> BTreeMap<FaultLocation, String> {
         let words =
             |open: &OpenDevice| format!("no claim has it, but it is held: {}", holders::listed(&open.by));
-        self.open.iter().map(|(location, open)| (location.clone(), words(open))).collect()
+        let before = self.before.iter().map(|location| (location.clone(), NOT_LOOKED_AT.to_owned()));
+        before.chain(self.open.iter().map(|(location, open)| (location.clone(), words(open)))).collect()
     }
 
-    /// With the board of each. What was open comes first.
-    fn looks(&self, which: Which) -> Vec<(DeviceUuid, Look)> {
+    /// With the board of each. What nobody has looked at comes first; of the others that which is `turn`th.
+    fn looks(&self, which: Which, turn: usize) -> Vec<(DeviceUuid, Look)> {
         let open = self.open.iter().filter(|_| which == Which::All);
         let open = open.map(|(location, open)| (open.gpu.clone(), Look::Again(location.clone())));
+        let mut open: Vec<_> = open.collect();
+        let first = turn.checked_rem(open.len()).unwrap_or(0);
+        open.rotate_left(first);
         let is_known = |uuid: &DeviceUuid| self.open.contains_key(&FaultLocation::Device(uuid.clone()));
         let due = self.due.iter().filter(|(uuid, _)| which == Which::Due || !is_known(uuid));
-        open.chain(due.map(|(uuid, due)| (due.gpu.clone(), Look::First(uuid.clone())))).collect()
+        due.map(|(uuid, due)| (due.gpu.clone(), Look::First(uuid.clone()))).chain(open).collect()
     }
 }
 
 /// [`Unclaimed`], with who wants to know of changes.
 #[derive(Default)]
-pub struct UnclaimedDevices(watch::Sender<Unclaimed>);
+pub struct UnclaimedDevices {
+    all: watch::Sender<Unclaimed>,
+    /// How many looks were made at what was open.
+    turn: AtomicUsize,
+}
 
 impl UnclaimedDevices {
     pub fn changes(&self) -> watch::Receiver<Unclaimed> {
-        self.0.subscribe()
+        self.all.subscribe()
+    }
+
+    /// An earlier process withheld these.
+    pub fn remember(&self, before: BTreeSet<FaultLocation>) {
+        self.change(|all| all.before = before);
+    }
+
+    /// All records were looked at, and what no record names but for what is still due.
+    pub(super) fn was_looked_at(&self) {
+        self.change(|all| {
+            let Unclaimed { due, before, .. } = all;
+            before
+                .retain(|location| matches!(location, FaultLocation::Device(uuid) if due.contains_key(uuid)));
+        });
     }
 
     fn change(&self, what: impl FnOnce(&mut Unclaimed)) {
-        self.0.send_if_modified(|all| {
+        self.all.send_if_modified(|all| {
             let before = all.clone();
             what(all);
             *all != before
@@ -189,57 +223,97 @@ impl Executor {
         let unclaimed = self.holders.unclaimed();
         let (uuid, location) = match look {
             Look::Again(location) => {
-                let open = unclaimed.0.borrow().open.get(location).cloned();
+                let open = unclaimed.all.borrow().open.get(location).cloned();
                 if let Some(open) = open {
-                    let by = match is_held(&on, gpu, location) {
-                        true => Vec::new(),
-                        false => self.holders.openers_again(&open.numbers, &rightful, &open.by),
-                    };
-                    unclaimed.set(location, OpenDevice { by, ..open });
+                    let still = self.still_open(open, location, &on, &rightful, gpus);
+                    unclaimed.set(location, still);
                 }
                 return Ok(None);
             }
             Look::First(uuid) => (uuid, FaultLocation::Device(uuid.clone())),
         };
-        let Some(Due { claim, .. }) = unclaimed.0.borrow().due.get(uuid).cloned() else { return Ok(None) };
+        let Some(Due { claim, .. }) = unclaimed.all.borrow().due.get(uuid).cloned() else { return Ok(None) };
         let mut found = None;
-        if let Some(one) = self.exclusive(uuid, gpus)
+        let one = match self.exclusive(uuid, gpus) {
+            Ok(one) => one,
+            Err(error) => {
+                // It stays due. That the driver's files are not there is told elsewhere.
+                debug!(%uuid, error = error_chain(&error), "who has the device open is not looked at");
+                return Ok(None);
+            }
+        };
+        if let Some(one) = one
             && !is_held(&on, gpu, &location)
         {
             let numbers = one.numbers.into_iter().collect();
             let by = self.holders.openers_again(&numbers, &rightful, &[]);
-            let is_known = unclaimed.0.borrow().open.contains_key(&location);
+            let is_known = unclaimed.all.borrow().open.contains_key(&location);
             let words = format!("{} ({uuid}): {}", one.device, holders::listed(&by));
             found = claim.filter(|_| !by.is_empty() && !is_known).map(|claim| (claim, words));
             unclaimed.set(&location, OpenDevice { gpu: gpu.clone(), device: one.device, numbers, by });
         }
-        unclaimed.change(|all| _ = all.due.remove(uuid));
+        unclaimed.change(|all| {
+            all.due.remove(uuid);
+            all.before.remove(&location);
+        });
         Ok(found)
+    }
+
+    /// Who has it open still; nobody once a claim has it, or if it is not there any more. Blocks on the look.
+    fn still_open(
+        &self,
+        open: OpenDevice,
+        location: &FaultLocation,
+        on_board: &[Intent],
+        watchers: &[PodRef],
+        gpus: &NodeGpus,
+    ) -> OpenDevice {
+        if is_held(on_board, &open.gpu, location) {
+            return OpenDevice { by: Vec::new(), ..open };
+        }
+        let mut rightful = watchers.to_vec();
+        let numbers = match location {
+            // A device that is made anew may have the numbers of one that is gone.
+            FaultLocation::Device(uuid) => match self.exclusive(uuid, gpus) {
+                Ok(Some(one)) => one.numbers.into_iter().collect(),
+                Ok(None) if gpus.gpus.iter().any(|gpu| gpu.uuid == open.gpu) => BTreeSet::new(),
+                // Nothing is known of the board.
+                Ok(None) | Err(_) => open.numbers.clone(),
+            },
+            // So may one that was made at another place of the board since.
+            _ => {
+                rightful.extend(on_board.iter().flat_map(|intent| intent.pods.iter().cloned()));
+                open.numbers.clone()
+            }
+        };
+        let by = self.holders.openers_again(&numbers, &rightful, &open.by);
+        OpenDevice { by, numbers, ..open }
     }
 
     /// Nothing of these is open to anybody, as one look for all of them tells. It takes no lanes: who is given one of
     /// them meanwhile may have it open, and they are looked at one by one. Blocks on the look.
     fn are_all_closed(&self, devices: &BTreeMap<DeviceUuid, Due>, gpus: &NodeGpus) -> bool {
-        let all = devices.keys().filter_map(|uuid| self.exclusive(uuid, gpus));
-        let numbers = all.flat_map(|one| one.numbers).collect();
+        let all: Result<Vec<_>, _> = devices.keys().map(|uuid| self.exclusive(uuid, gpus)).collect();
+        let Ok(all) = all else { return false };
+        let numbers = all.into_iter().flatten().flat_map(|one| one.numbers).collect();
         let boards: BTreeSet<DeviceUuid> = devices.values().map(|due| due.gpu.clone()).collect();
         let rightful = self.watchers(&boards.into_iter().collect::<Vec<_>>());
         self.holders.openers(&numbers, &rightful, None).is_ok_and(|openers| openers.is_empty())
     }
 
     /// None of a device that is not there, or that nobody gets alone.
-    fn exclusive(&self, uuid: &DeviceUuid, gpus: &NodeGpus) -> Option<ExclusiveDevice> {
+    ///
+    /// # Errors
+    /// Its nodes cannot be found.
+    fn exclusive(&self, uuid: &DeviceUuid, gpus: &NodeGpus) -> Result<Option<ExclusiveDevice>, DriverError> {
         let mut devices = gpus.gpus.iter().flat_map(Gpu::devices);
-        let device = devices.find(|device| device.uuid() == uuid && is_given_alone(device))?;
-        let nodes = prepare::nodes_of(device)?;
-        match self.driver.files(Some(&gpus.driver.driver), &[nodes]) {
-            Ok(files) => prepare::exclusive_of(device, &files.nodes),
-            Err(error) => {
-                let (device, error) = (device.name(), error_chain(&error));
-                warn!(%device, error, "who has the device open is not looked at: its nodes cannot be found");
-                None
-            }
-        }
+        let device = devices.find(|device| device.uuid() == uuid && is_given_alone(device));
+        let Some((device, nodes)) = device.and_then(|device| Some((device, prepare::nodes_of(device)?)))
+        else {
+            return Ok(None);
+        };
+        let files = self.driver.files(Some(&gpus.driver.driver), &[nodes])?;
+        Ok(prepare::exclusive_of(device, &files.nodes))
     }
 }
 
@@ -256,8 +330,8 @@ impl Preparer {
         }
     }
 
-    /// Looks at them one by one: while a device is looked at, its board's lane is held, and claims that came meanwhile have
-    /// the lane before the next device.
+    /// Looks at them one by one, for a bounded time: while a device is looked at, its board's lane is held, and claims that
+    /// came meanwhile have the lane before the next device.
     pub(super) async fn look_at_unclaimed(&self, which: Which) {
         let unclaimed = self.executor.holders.unclaimed();
         let gpus = match &*self.inventory.borrow() {
@@ -265,7 +339,7 @@ impl Preparer {
             // They stay due.
             _ => return,
         };
-        let due = unclaimed.0.borrow().due.clone();
+        let due = unclaimed.all.borrow().due.clone();
         // At the start, and after a claim with many.
         if due.len() > 1 {
             let (executor, on) = (self.executor.clone(), gpus.clone());
@@ -273,11 +347,23 @@ impl Preparer {
             let look = tokio::task::spawn_blocking(move || executor.are_all_closed(&devices, &on));
             if look.await.is_ok_and(|closed| closed) {
                 // But for those that a claim has left since the look began.
-                unclaimed.change(|all| all.due.retain(|device, now| due.get(device) != Some(now)));
+                unclaimed.change(|all| {
+                    all.due.retain(|device, now| due.get(device) != Some(now));
+                    all.before.retain(
+                        |location| !matches!(location, FaultLocation::Device(uuid) if due.contains_key(uuid)),
+                    );
+                });
             }
         }
-        let looks = unclaimed.0.borrow().looks(which);
+        let looks = unclaimed.all.borrow().looks(which, unclaimed.turn.load(Ordering::Relaxed));
+        let begun = Instant::now();
         for (gpu, look) in looks {
+            if begun.elapsed() > IN_ONE_GO {
+                break;
+            }
+            if matches!(look, Look::Again(_)) {
+                unclaimed.turn.fetch_add(1, Ordering::Relaxed);
+            }
             let (at, on) = (gpu.clone(), gpus.clone());
             let look = move |executor: &Executor, held: &Held| {
                 Ok(executor.look_at_unclaimed(held, (&at, &look), &on)?)

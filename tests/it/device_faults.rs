@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tranche::cluster::{KubeCluster, NodeCluster};
 use tranche::inventory::{DeviceFaults, Inventory};
-use tranche::model::gpu::Health;
-use tranche::model::names::{NodeName, PoolName};
+use tranche::model::gpu::{Health, MigMode};
+use tranche::model::names::{DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{SharedMemory, SharedMemoryUser};
 use tranche::node::device_faults::{FILE, FaultWatcher, Sources};
@@ -23,7 +23,7 @@ use tranche::node::sweeper;
 use tranche::nvml::GpuEvent;
 
 use crate::fake_mps::Trouble;
-use crate::holders::Opener;
+use crate::holders::{Opener, STRANGE};
 use crate::mock_api::{MockApi, PATIENCE, Verb};
 use crate::site::{Claim, NODE, PluginRun, Site, uuid};
 
@@ -425,18 +425,67 @@ async fn a_gpu_that_nobody_has_and_a_strange_pod_has_open_is_tainted_before_a_cl
             "{words}"
         );
         assert_eq!(run.unhealthy(0), None, "nothing is wrong with it");
-        // It is remembered by nobody, and found again.
+        node.until_file().await;
         run.end().await;
-        let run = node.start().with_sweeper();
-        run.until("what is found again", |faults| !faults.is_empty()).await;
-        node.until_taints(0, &[WITHHELD]).await;
+        // The next process has not looked yet, and takes no taint away before it has: claims would be placed there.
+        let writes = node.api.writes(SLICES);
+        let run = node.start();
+        run.until_published("both GPUs", |p| p.devices == 2).await;
+        assert_eq!((node.taints(0).unwrap(), node.api.writes(SLICES)), (vec![WITHHELD.to_owned()], writes));
+        let run = run.with_sweeper();
+        let is_found = |faults: &DeviceFaults| faults.iter().any(|one| one.words.contains("process 4712"));
+        run.until("what is found again", is_found).await;
+        assert_eq!((node.taints(0).unwrap(), node.api.writes(SLICES)), (vec![WITHHELD.to_owned()], writes));
+        run.end().await;
+        // Nobody has it any more when the next one comes.
         drop(opener);
+        let run = node.start().with_sweeper();
         node.until_taints(0, &[]).await;
+        run.until("nothing to remember", DeviceFaults::is_empty).await;
         let next = Claim::new("next", &["gpu-0"]).reserved_for(&[POD]);
         node.site.api.put(&next);
         run.plugin.prepared(&next, "free").await;
         run.end().await;
     }
+}
+
+/// NVML gives numbers of instances again: who has the new device by right has the same numbers open.
+#[tokio::test]
+async fn a_mig_device_that_is_gone_is_held_by_nobody() {
+    let node = TestNode::of(Site::new());
+    let _opener = Opener::of(&node.site, (237, 66));
+    let run = node.start().with_sweeper();
+    let is_open = |faults: &DeviceFaults| faults.iter().any(|one| one.words.contains("process 4712"));
+    run.until("a device that is open", is_open).await;
+    let name = "gpu-2-mig-1g10gb-19-0";
+    node.api.until("its taint", |_| node.taints_of(name) == Some(vec![WITHHELD.to_owned()])).await;
+    // An administrator makes it anew, and a claim of the same pod gets it.
+    node.site.gpus.send_modify(|inventory| {
+        let Inventory::Found(gpus) = inventory else { panic!("there are GPUs") };
+        let MigMode::On(devices) = &mut gpus.gpus[2].mig else { panic!("gpu-2 is in MIG mode") };
+        devices[0].uuid = DeviceUuid::new("MIG-anew");
+    });
+    let claim = Claim::new("anew", &[name]).reserved_for(&[STRANGE]);
+    node.site.api.put(&claim);
+    run.plugin.prepared(&claim, "anew").await;
+    run.until("nothing that is held", DeviceFaults::is_empty).await;
+    node.api.until("no taint", |_| node.taints_of(name) == Some(vec![])).await;
+    run.end().await;
+}
+
+/// A look waits for the lane of its GPU, and whoever has many processes makes each look long.
+#[tokio::test]
+async fn the_sweeper_ends_when_it_is_told_whatever_it_waits_for() {
+    let node = TestNode::new();
+    let run = node.start();
+    let _held = run.plugin.preparer.lanes.queue(vec![uuid(1)]).await.unwrap();
+    let _opener = Opener::of(&node.site, (195, 0));
+    let run = run.with_sweeper();
+    // The other GPU is next.
+    node.until_taints(0, &[WITHHELD]).await;
+    let told = std::time::Instant::now();
+    run.end().await;
+    assert!(told.elapsed() < PATIENCE / 2, "after {:?}", told.elapsed());
 }
 
 /// A neighbour's share is there still when the first ends: the watchdog sees to who else works on a shared GPU.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
+use tranche::cluster::Cluster;
 use tranche::ledger::{Phase, Standing};
 use tranche::model::names::PodUid;
 use tranche::node::config::OpenDescriptors;
@@ -277,7 +278,7 @@ async fn a_share_that_is_taken_away_under_its_pod_keeps_what_it_was_granted() {
     plugin.prepared(&large, "free").await;
 }
 
-const STRANGE: &str = "33333333-0000-4000-8000-000000000003";
+pub const STRANGE: &str = "33333333-0000-4000-8000-000000000003";
 const STRANGE_PID: u32 = 4712;
 
 /// A real process, shown as one of a pod, that has a device node open: it was handed the descriptor.
@@ -345,6 +346,23 @@ async fn a_gpu_that_a_strange_pod_has_open_is_held_by_that_pod() {
 }
 
 /// A record of before pods were recorded, or of a claim that was reserved for none.
+/// A sweep that judged the claim before had to wait for the lane that kubelet's call held.
+#[tokio::test]
+async fn edits_of_a_claim_that_is_being_released_are_not_written_again() {
+    let site = Site::with_whole_gpus(1);
+    let plugin = site.start_plugin();
+    let mine = Claim::new("mine", &["gpu-0"]).reserved_for(&[LATER]);
+    site.api.put(&mine);
+    plugin.prepared(&mine, "before").await;
+    let _opener = Opener::of(&site, (195, 0));
+    plugin.unprepare(&mine).await.expect("the pod may go");
+    let record = site.records().remove(0);
+    assert_eq!((record.phase, site.edits(&mine)), (Phase::Releasing, None));
+    let allocated = site.api.claim(&mine.id()).await.unwrap();
+    assert!(!plugin.preparer.renew(record, allocated).await.unwrap());
+    assert_eq!(site.edits(&mine), None);
+}
+
 #[tokio::test]
 async fn a_gpu_of_a_claim_without_pods_is_held_by_a_strange_pod_too() {
     let mine = Claim::new("mine", &["gpu-0"]);
