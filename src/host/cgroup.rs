@@ -20,9 +20,13 @@ pub enum ProcessOwner {
     Pod { pod: PodUid, container: Option<String> },
     /// No pod: a process of the host itself.
     Host,
+    /// A pod's, nobody can say which: the name of its control group is longer than the kernel tells (`PATH_MAX`). No
+    /// runtime makes such a name. Who may make groups below his own can.
+    Hidden,
 }
 
-/// Reads `/proc/<pid>/cgroup`: one line in v2, one for each controller in v1, `number:controllers:path`.
+/// Reads `/proc/<pid>/cgroup`: one line in v2, one for each controller in v1, `number:controllers:path`. Whoever is
+/// [`ProcessOwner::Hidden`] has no such text.
 pub fn owner(text: &str) -> ProcessOwner {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.map(of_path).find(|owner| *owner != ProcessOwner::Host).unwrap_or(ProcessOwner::Host)
@@ -81,8 +85,8 @@ mod tests {
 
     fn found(text: &str) -> Option<(String, Option<String>)> {
         match owner(&text.replace("UID", UID).replace("U_I_D", &UID.replace('-', "_")).replace("CID", CID)) {
-            ProcessOwner::Host => None,
             ProcessOwner::Pod { pod, container } => Some((pod.to_string(), container)),
+            ProcessOwner::Host | ProcessOwner::Hidden => None,
         }
     }
 

@@ -25,7 +25,7 @@ pub use durable::Durability;
 pub use lock::{FileLock, LockError};
 pub use managed::ManagedMemory;
 pub use open_devices::{DeviceNumber, FileLook, OpenDevices};
-pub use process::{End, EndError, LocalProcesses, PidNamespace, Processes};
+pub use process::{End, EndError, LocalProcesses, PidNamespace, PodProcesses, Processes};
 pub use program::ProgramError;
 
 use crate::model::driver::DriverPlace;

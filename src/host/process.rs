@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -40,8 +41,8 @@ pub trait Processes: Send + Sync + 'static {
     /// How much managed memory the process has, which NVML counts for nobody.
     fn managed_memory(&self, pid: u32) -> io::Result<ManagedMemory>;
 
-    /// All processes that are some pod's, by pod, PIDs in order.
-    fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>>;
+    /// All processes that are some pod's. Reads until then at most: how many there are, tenants say.
+    fn by_pod(&self, until: Instant) -> io::Result<PodProcesses>;
 
     /// Looks for processes of pods that have devices open; [`FileLook::found`] has them. May never return.
     fn look_at_files(&self, look: &FileLook);
@@ -54,6 +55,14 @@ pub trait Processes: Send + Sync + 'static {
 
     /// Ends the process (SIGKILL), but never another one that has its PID now.
     fn end(&self, process: ProcessKey) -> Result<End, EndError>;
+}
+
+/// The processes of a node's pods. PIDs are in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodProcesses {
+    pub by_pod: BTreeMap<PodUid, Vec<u32>>,
+    /// May be any pod's: their control groups cannot be read.
+    pub untold: Vec<u32>,
 }
 
 /// What became of a process that was to end.
@@ -114,7 +123,12 @@ impl LocalProcesses {
 
     /// A process whose first thread has ended is shown as the remains of one, and goes on with the others.
     fn has_other_threads(&self, pid: u32) -> bool {
-        std::fs::read_dir(self.path(pid, "task")).is_ok_and(|tasks| tasks.count() > 1)
+        std::fs::read_dir(self.path(pid, "task")).is_ok_and(|tasks| tasks.take(2).count() > 1)
+    }
+
+    /// False if it has ended. One of which that cannot be told has not.
+    fn is_there(&self, pid: u32) -> bool {
+        self.started(pid).map_or(true, |started| started.is_some())
     }
 
     fn has_first_ended(&self, pid: u32) -> io::Result<bool> {
@@ -124,12 +138,27 @@ impl LocalProcesses {
             .is_some_and(|(_, first_ended)| first_ended))
     }
 
+    /// The control groups of a process or thread, `folder`; none if it has ended.
+    fn groups(folder: &Path) -> io::Result<Option<Groups>> {
+        match std::fs::read(folder.join("cgroup")) {
+            Ok(bytes) => Ok(Some(Groups::Named(String::from_utf8_lossy(&bytes).into_owned()))),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) if error.raw_os_error() == Some(Errno::ENAMETOOLONG as i32) => {
+                Ok(Some(Groups::Hidden))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// The pod that one of the threads is of.
     fn owner_of_threads(&self, pid: u32) -> io::Result<ProcessOwner> {
         for thread in entries(&self.path(pid, "task"))? {
-            // Of one that has just ended there is nothing to read.
-            let text = std::fs::read(thread.join("cgroup")).unwrap_or_default();
-            let owner = cgroup::owner(&String::from_utf8_lossy(&text));
+            let owner = match Self::groups(&thread)? {
+                // It has just ended.
+                None => continue,
+                Some(Groups::Hidden) => ProcessOwner::Hidden,
+                Some(Groups::Named(text)) => cgroup::owner(&text),
+            };
             if owner != ProcessOwner::Host {
                 return Ok(owner);
             }
@@ -167,7 +196,11 @@ impl Processes for LocalProcesses {
     }
 
     fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
-        let Some(text) = self.read(pid, "cgroup")? else { return Ok(None) };
+        let text = match Self::groups(&self.root.join(pid.to_string()))? {
+            None => return Ok(None),
+            Some(Groups::Hidden) => return Ok(Some(ProcessOwner::Hidden)),
+            Some(Groups::Named(text)) => text,
+        };
         let owner = cgroup::owner(&text);
         // In v1 a first thread that has ended is shown in no group, while the others go on in theirs.
         if owner == ProcessOwner::Host && cgroup::is_at_a_root(&text) && self.has_first_ended(pid)? {
@@ -199,18 +232,27 @@ impl Processes for LocalProcesses {
         managed::managed_memory(&self.root.join(pid.to_string()), managed::uvm_number(&devices))
     }
 
-    fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
-        let mut found = BTreeMap::<_, Vec<u32>>::new();
+    fn by_pod(&self, until: Instant) -> io::Result<PodProcesses> {
+        let mut found = PodProcesses::default();
         for entry in std::fs::read_dir(&self.root)? {
+            if Instant::now() >= until {
+                let words = "there are more processes, or remains of some, than can be looked at in time";
+                return Err(io::Error::new(ErrorKind::TimedOut, words));
+            }
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-            if let Some(ProcessOwner::Pod { pod, .. }) = self.owner(pid)?
-                && self.started(pid)?.is_some()
-            {
-                found.entry(pod).or_default().push(pid);
-            }
+            // One process that cannot be read hides no other.
+            let pids = match self.owner(pid) {
+                Ok(None | Some(ProcessOwner::Host)) => continue,
+                Ok(Some(ProcessOwner::Pod { pod, .. })) if self.is_there(pid) => {
+                    found.by_pod.entry(pod).or_default()
+                }
+                Ok(Some(ProcessOwner::Hidden)) | Err(_) if self.is_there(pid) => &mut found.untold,
+                Ok(Some(ProcessOwner::Pod { .. } | ProcessOwner::Hidden)) | Err(_) => continue,
+            };
+            pids.push(pid);
         }
-        found.values_mut().for_each(|pids| pids.sort_unstable());
+        found.by_pod.values_mut().chain([&mut found.untold]).for_each(|pids| pids.sort_unstable());
         Ok(found)
     }
 
@@ -265,6 +307,14 @@ impl Processes for LocalProcesses {
             Err(errno) => Err(EndError::Signal { pid, source: errno.into() }),
         }
     }
+}
+
+/// What /proc says of the control groups of a process or thread.
+enum Groups {
+    /// Their lines.
+    Named(String),
+    /// One has a longer name than the kernel tells.
+    Hidden,
 }
 
 /// A file of /proc is not there, or its process ended while it was read.
@@ -387,6 +437,33 @@ mod tests {
 
     const POD: &str = "11111111-0000-4000-8000-000000000001";
 
+    fn by_pod(processes: &LocalProcesses) -> PodProcesses {
+        processes.by_pod(Instant::now() + std::time::Duration::from_secs(60)).unwrap()
+    }
+
+    /// One process of the pod.
+    fn one() -> PodProcesses {
+        PodProcesses { by_pod: BTreeMap::from([(PodUid::new(POD), vec![4711])]), ..PodProcesses::default() }
+    }
+
+    /// Reading that fails as the kernel does for a control group whose name is longer than it tells: the name that this link
+    /// leads to is too long as well.
+    fn hide(group: &Path) {
+        let _ = std::fs::remove_file(group);
+        std::os::unix::fs::symlink("x".repeat(300), group).unwrap();
+        let error = std::fs::read(group).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ENAMETOOLONG as i32));
+    }
+
+    /// Shows one more process in the same /proc, and returns its folder.
+    fn show_another(root: &Path, pid: u32, state: &str) -> PathBuf {
+        let folder = root.join(pid.to_string());
+        std::fs::create_dir_all(folder.join(format!("task/{pid}"))).unwrap();
+        let stat = format!("{pid} (x) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        folder
+    }
+
     #[test]
     fn the_processes_of_a_pod_are_found_and_remains_are_none() {
         let pod = format!("/kubepods/pod{POD}/c");
@@ -399,25 +476,54 @@ mod tests {
             ("Z", pod.as_str(), 2, true),
         ] {
             let (_root, processes) = shown(4711, state, group, threads);
-            let found = processes.by_pod().unwrap();
-            let wanted = expected.then(|| (PodUid::new(POD), vec![4711]));
-            assert_eq!(found, wanted.into_iter().collect(), "{state} {group} {threads}");
+            let wanted = if expected { one() } else { PodProcesses::default() };
+            assert_eq!(by_pod(&processes), wanted, "{state} {group} {threads}");
         }
-        let real = real().by_pod().unwrap();
-        assert!(real.values().all(|pids| !pids.is_empty()));
+        let real = by_pod(&real());
+        assert!(real.by_pod.values().all(|pids| !pids.is_empty()));
+        assert_eq!(real.untold, [] as [u32; 0]);
+    }
+
+    #[test]
+    fn a_process_whose_group_cannot_be_read_is_told_apart_and_hides_no_other() {
+        let (root, processes) = shown(4711, "S", &format!("/kubepods/pod{POD}/c"), 1);
+        // By any other error than that it has ended, before and behind the other one.
+        for pid in [12, 4712] {
+            std::fs::create_dir(show_another(root.path(), pid, "S").join("cgroup")).unwrap();
+        }
+        let hidden = show_another(root.path(), 4713, "S");
+        hide(&hidden.join("cgroup"));
+        // Its remains hold nothing.
+        hide(&show_another(root.path(), 4714, "Z").join("cgroup"));
+        assert_eq!(by_pod(&processes), PodProcesses { untold: vec![12, 4712, 4713], ..one() });
+        assert_eq!(processes.owner(4713).unwrap(), Some(ProcessOwner::Hidden));
+        let error = processes.owner(4712).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::EISDIR as i32));
+        std::fs::remove_dir_all(hidden).unwrap();
+        assert_eq!(processes.owner(4713).unwrap(), None, "it has ended");
+    }
+
+    #[test]
+    fn more_processes_than_there_is_time_for_are_not_taken_for_all() {
+        let (_root, processes) = shown(4711, "S", &format!("/kubepods/pod{POD}/c"), 1);
+        let error = processes.by_pod(Instant::now()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 
     /// As the kernel shows it in v1: the first thread's groups are all `/`.
     #[test]
     fn a_process_whose_first_thread_has_ended_is_still_its_pods() {
         let (root, processes) = shown(4711, "Z", "/", 2);
-        assert_eq!(processes.by_pod().unwrap(), BTreeMap::new());
+        assert_eq!(by_pod(&processes), PodProcesses::default());
         std::fs::write(root.path().join("4711/cgroup"), "8:pids:/\n1:name=systemd:/\n").unwrap();
         let thread = |group: &str| format!("8:pids:{group}\n1:name=systemd:{group}\n");
         let of = |number: u32| root.path().join(format!("4711/task/{number}/cgroup"));
         std::fs::write(of(4711), thread("/")).unwrap();
         std::fs::write(of(4712), thread(&format!("/kubepods/pod{POD}/c"))).unwrap();
-        assert_eq!(processes.by_pod().unwrap(), BTreeMap::from([(PodUid::new(POD), vec![4711])]));
+        assert_eq!(by_pod(&processes), one());
+        // Nor is it the host's where the others hide.
+        hide(&of(4712));
+        assert_eq!(by_pod(&processes), PodProcesses { untold: vec![4711], ..PodProcesses::default() });
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::lanes::Held;
 use super::mig_mode::is_ours;
 use crate::inventory::{Claimed, ClaimedPart, FaultLocation};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Mark, Phase, Record, RecordKey, Step};
-use crate::model::claim::{AllocatedClaim, PodRef};
+use crate::model::claim::AllocatedClaim;
 use crate::model::error_chain;
 use crate::model::gpu::{MigMode, NodeGpus, Placement};
 use crate::model::mig::{MadeMig, MigPlace};
@@ -172,11 +172,8 @@ impl Executor {
         if record.intent.boot != self.boot || self.has_its_instances(record) {
             return Ok(());
         }
-        let name = |pod: &PodRef| format!("{}/{}", pod.namespace, pod.name);
-        let pods: Vec<String> = match self.holders.of(&record.intent.pods) {
-            Ok(by) => by.iter().map(|one| name(&one.pod)).collect(),
-            Err(_) => record.intent.pods.iter().map(name).collect(),
-        };
+        let left = self.holders.left_of(&record.intent.pods);
+        let pods: Vec<String> = left.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect();
         match pods.is_empty() {
             true => Ok(()),
             false => Err(ExecuteError::Ended { pods: pods.join(", ") }),

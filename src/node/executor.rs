@@ -268,9 +268,7 @@ impl Executor {
             return Ok(());
         };
         let gone: Vec<_> = record.intent.pods.iter().filter(|pod| !now.contains(pod)).cloned().collect();
-        // Who cannot be looked for is kept.
-        let still = self.holders.of(&gone).map_or(gone, |by| by.into_iter().map(|one| one.pod).collect());
-        let pods = Intent { pods: still, ..record.intent.clone() }.pods_with(now);
+        let pods = Intent { pods: self.holders.left_of(&gone), ..record.intent.clone() }.pods_with(now);
         let same =
             pods.len() == record.intent.pods.len() && pods.iter().all(|pod| record.intent.pods.contains(pod));
         if same { Ok(()) } else { self.store.set_pods(held, &key, pods) }

@@ -8,6 +8,9 @@
 //! A process can hand a descriptor of a device to one of another pod, which goes on using it. So a whole GPU is free only
 //! when no other pod has its device node open either, and a device that is a claim's alone is given only then.
 //!
+//! A process whose control group cannot be read may be any pod's: so where there are such, no pod is known to have ended
+//! but by kubelet's word, and a device that one of them has open is given to nobody.
+//!
 //! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
 //! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share taints its board only if
 //! its claim was taken away, not if kubelet has ended its pod. What no record names is [`super::unclaimed`]'s.
@@ -19,11 +22,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::file_looks::{ByPod, FileLooks, Openers};
+use super::file_looks::{FileLooks, Openers};
 use super::unclaimed::UnclaimedDevices;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::device_nodes::NVIDIA_MAJOR;
-use crate::host::{DeviceNumber, Processes};
+use crate::host::{DeviceNumber, PodProcesses, Processes};
 use crate::inventory::FaultLocation;
 use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey};
 use crate::model::claim::{ClaimRef, PodRef};
@@ -31,6 +34,11 @@ use crate::model::names::{ClaimUid, DeviceName, PodUid};
 
 /// Between two looks at what is withheld.
 pub const AGAIN: Duration = Duration::from_secs(2);
+/// For listing the node's processes. Kubelet waits 45 s. A release lists them twice, each time behind a listing that had
+/// begun before, and looks at files.
+const LIST_LIMIT: Duration = Duration::from_secs(5);
+/// In the place of a pod's UID: processes that may be any pod's.
+const UNTOLD: &str = "unreadable-control-group";
 /// Pods, and processes of each, that are named; of more the number is told.
 const NAMED: usize = 8;
 
@@ -74,13 +82,16 @@ pub enum ReleaseCause {
     Anew,
 }
 
+/// What a look has found, or why there was none, in words.
+type Listing = Result<Arc<PodProcesses>, String>;
+
 /// Looks at the node's processes, and keeps what is withheld.
 pub struct Holders {
     processes: Arc<dyn Processes>,
     files: FileLooks,
     own_pod: Option<PodUid>,
-    /// One look serves all who asked before it began.
-    last: Mutex<Option<(Instant, Arc<ByPod>)>>,
+    /// One look serves all who asked before it began, if it fails as well.
+    last: Mutex<Option<(Instant, Listing)>>,
     withheld: watch::Sender<BTreeMap<RecordKey, Withheld>>,
     unclaimed: UnclaimedDevices,
 }
@@ -100,16 +111,34 @@ impl Holders {
     /// The pods among these that have processes. Blocks its thread.
     ///
     /// # Errors
-    /// In words, if the node's processes cannot be seen.
+    /// In words, if the node's processes cannot be seen; or if none of the pods is seen to have any, and there are processes
+    /// that may be theirs.
     pub fn of(&self, pods: &[PodRef]) -> Result<Vec<Holder>, String> {
         if pods.is_empty() {
             return Ok(Vec::new());
         }
         let now = self.look()?;
         let holder = |pod: &PodRef| {
-            Some(Holder { pod: pod.clone(), pids: now.get(&pod.uid)?.clone(), hold: Hold::Runs })
+            Some(Holder { pod: pod.clone(), pids: now.by_pod.get(&pod.uid)?.clone(), hold: Hold::Runs })
         };
-        Ok(pods.iter().filter_map(holder).collect())
+        let found: Vec<_> = pods.iter().filter_map(holder).collect();
+        match found.is_empty() && !now.untold.is_empty() {
+            true => Err(may_be_theirs(&now.untold)),
+            false => Ok(found),
+        }
+    }
+
+    /// Those of these pods that may have processes, as far as can be told. Blocks its thread.
+    pub fn left_of(&self, pods: &[PodRef]) -> Vec<PodRef> {
+        if pods.is_empty() {
+            return Vec::new();
+        }
+        match self.look() {
+            Ok(now) if now.untold.is_empty() => {
+                pods.iter().filter(|pod| now.by_pod.contains_key(&pod.uid)).cloned().collect()
+            }
+            Ok(_) | Err(_) => pods.to_vec(),
+        }
     }
 
     /// The pods, but ours and these, that have one of these devices open and were not let administrate the node; `among`:
@@ -128,7 +157,10 @@ impl Holders {
             return Ok(Openers::new());
         }
         let look = || self.look().inspect_err(|_| self.files.count_unmade());
-        let mut pods = (*look()?).clone();
+        let PodProcesses { by_pod: mut pods, untold } = (*look()?).clone();
+        if !untold.is_empty() {
+            pods.insert(UNTOLD.into(), untold);
+        }
         if let Some(known) = among {
             // A number may be that of another's process now.
             pods.retain(|pod, pids| {
@@ -171,19 +203,19 @@ impl Holders {
         if self.processes.are_all_shown() { Ok(()) } else { Err(words.to_owned()) }
     }
 
-    fn look(&self) -> Result<Arc<ByPod>, String> {
+    fn look(&self) -> Listing {
         self.check_shown()?;
         let asked = Instant::now();
         // What a panic leaves behind is an older look.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = last.as_ref().filter(|(began, _)| *began >= asked) {
-            return Ok(found.clone());
+            return found.clone();
         }
         let began = Instant::now();
-        let found = self.processes.by_pod().map_err(|error| format!("cannot look at processes: {error}"))?;
-        let found = Arc::new(found);
+        let found = self.processes.by_pod(began + LIST_LIMIT);
+        let found = found.map(Arc::new).map_err(|error| format!("cannot look at processes: {error}"));
         *last = Some((began, found.clone()));
-        Ok(found)
+        found
     }
 
     /// The pods of these processes, ours left out. Blocks its thread.
@@ -211,7 +243,14 @@ impl Holders {
             return None;
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
-        let by = self.of(&record.intent.pods).map(|by| match by.is_empty() {
+        let running = match self.of(&record.intent.pods) {
+            Err(problem) if cause == ReleaseCause::Kubelet => {
+                tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
+                Ok(Vec::new())
+            }
+            running => running,
+        };
+        let by = running.map(|by| match by.is_empty() {
             true => {
                 let known = self.withheld_of(&key).and_then(|before| before.by.ok()).unwrap_or_default();
                 self.openers_again(&whole_gpus(&devices), rightful, &known)
@@ -220,10 +259,6 @@ impl Holders {
         });
         match by {
             Ok(by) if by.is_empty() => None,
-            Err(problem) if cause == ReleaseCause::Kubelet => {
-                tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
-                None
-            }
             by => Some(Withheld { key, claim, cause, devices, by }),
         }
     }
@@ -288,14 +323,10 @@ impl Holders {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named: Vec<_> = self.pids.iter().take(NAMED).map(u32::to_string).collect();
-        let word = if self.pids.len() == 1 { "process" } else { "processes" };
-        write!(f, "{word} {}", named.join(", "))?;
-        if self.pids.len() > NAMED {
-            write!(f, " and {} more", self.pids.len() - NAMED)?;
-        }
-        match self.pod.name.as_str() {
-            "" => write!(f, " of pod {}", self.pod.uid)?,
+        f.write_str(&numbered(&self.pids))?;
+        match (self.pod.name.as_str(), self.pod.uid.as_str()) {
+            ("", UNTOLD) => write!(f, " whose control group cannot be read")?,
+            ("", uid) => write!(f, " of pod {uid}")?,
             _ => write!(f, " of pod {}", self.pod)?,
         }
         match self.hold {
@@ -335,6 +366,25 @@ pub(super) fn listed(by: &[Holder]) -> String {
         words.push(format!("processes of {} more pods", by.len() - NAMED));
     }
     words.join("; ")
+}
+
+/// Processes by their numbers, of many the first.
+fn numbered(pids: &[u32]) -> String {
+    let named: Vec<_> = pids.iter().take(NAMED).map(u32::to_string).collect();
+    let word = if pids.len() == 1 { "process" } else { "processes" };
+    match pids.len().saturating_sub(NAMED) {
+        0 => format!("{word} {}", named.join(", ")),
+        more => format!("{word} {} and {more} more", named.join(", ")),
+    }
+}
+
+/// Why pods without processes that are seen cannot be said to have ended.
+fn may_be_theirs(untold: &[u32]) -> String {
+    format!(
+        "whether the claim's pods have ended cannot be told, because the control group cannot be read (its name may be longer \
+         than the kernel tells) of {}; delete the pod that has these, or end them",
+        numbered(untold)
+    )
 }
 
 /// Of pods of which nothing but the control group is known.
@@ -396,139 +446,5 @@ fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<FaultLocation
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::*;
-    use crate::host::{End, EndError, FileLook, ManagedMemory};
-    use crate::ledger::Phase;
-    use crate::model::process::ProcessKey;
-    use crate::node::config::OpenDescriptors;
-    use crate::node::metrics::FileLookCounts;
-
-    fn holder(name: &str, pids: &[u32]) -> Holder {
-        let pod = PodRef { namespace: "team".into(), name: name.into(), uid: "uid".into() };
-        Holder { pod, pids: pids.to_vec(), hold: Hold::Runs }
-    }
-
-    /// Processes of one pod, or of a node that cannot be seen.
-    struct Fake {
-        shown: bool,
-        looks: AtomicUsize,
-        /// Each process that is looked at has the device open.
-        open: Option<DeviceNumber>,
-    }
-
-    impl Processes for Fake {
-        fn started(&self, _: u32) -> io::Result<Option<u64>> {
-            Ok(Some(1))
-        }
-        fn now(&self) -> io::Result<u64> {
-            Ok(2)
-        }
-        fn owner(&self, _: u32) -> io::Result<Option<ProcessOwner>> {
-            Ok(Some(ProcessOwner::Pod { pod: "uid".into(), container: None }))
-        }
-        fn uses_gpu(&self, _: u32) -> io::Result<bool> {
-            Ok(true)
-        }
-        fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
-            unimplemented!("the watchdog asks, holders do not")
-        }
-        fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
-            self.looks.fetch_add(1, Ordering::SeqCst);
-            Ok(BTreeMap::from([("uid".into(), vec![7])]))
-        }
-        fn look_at_files(&self, look: &FileLook) {
-            if let Some(device) = self.open {
-                look.opened_everywhere(device);
-            }
-        }
-        fn are_all_shown(&self) -> bool {
-            self.shown
-        }
-        fn pids_are_the_hosts(&self) -> bool {
-            self.shown
-        }
-        fn end(&self, _: ProcessKey) -> Result<End, EndError> {
-            Ok(End::Gone)
-        }
-    }
-
-    fn holders(processes: &Arc<Fake>, own: Option<PodUid>) -> Holders {
-        let files = FileLooks::new(processes.clone(), OpenDescriptors::Withhold, FileLookCounts::default());
-        Holders::new(processes.clone(), own, files)
-    }
-
-    fn record(mode: HoldMode, pod: &str) -> Record {
-        let mut record = Record { intent: crate::ledger::tests::intent(), phase: Phase::Ready };
-        record.intent.devices[0].mode = mode;
-        record.intent.pods = vec![PodRef { namespace: "team".into(), name: "p".into(), uid: pod.into() }];
-        record
-    }
-
-    #[test]
-    fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
-        let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0), open: None });
-        let holders = holders(&processes, Some("ours".into()));
-        for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
-            let held = holders.hold(&record(HoldMode::Whole, "uid"), cause, &[]).unwrap();
-            assert_eq!(held.holders(), "process 7 of pod team/p (uid)");
-            assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause, &[]), None);
-            assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause, &[]), None, "it holds nothing");
-        }
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew, &[]), None);
-        assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
-        let looks = processes.looks.load(Ordering::SeqCst);
-        // Whoever has a whole GPU open is looked for in any case.
-        let mut none = record(HoldMode::Mig, "uid");
-        none.intent.pods.clear();
-        assert_eq!(holders.hold(&none, ReleaseCause::Api, &[]), None);
-        assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
-    }
-
-    #[test]
-    fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
-        let holders = holders(&Arc::new(Fake { shown: false, looks: AtomicUsize::new(0), open: None }), None);
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
-        let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
-        assert!(held.holders().contains("hostPID"), "{held}");
-        assert_eq!(holders.files.unmade(), 0, "it was not asked who has the GPU open");
-        holders.openers(&BTreeSet::from([(195, 0)]), &[], None).unwrap_err();
-        assert_eq!(holders.files.unmade(), 1);
-        assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
-    }
-
-    /// A process of the host has the number of one that had a GPU open: it may, and must not keep the GPU withheld.
-    #[test]
-    fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
-        let processes = Arc::new(Fake { shown: true, looks: AtomicUsize::new(0), open: Some((195, 0)) });
-        let holders = holders(&processes, None);
-        let known = |pids: &[u32]| Holder { hold: Hold::HasOpen, ..holder("", pids) };
-        let again = |known: &[Holder], rightful: &[PodRef]| {
-            holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known)
-        };
-        let pod = PodRef { namespace: String::new(), name: String::new(), uid: "uid".into() };
-        assert_eq!(again(&[known(&[7, 9])], &[]), [Holder { pod: pod.clone(), ..known(&[7]) }]);
-        let mut gone = known(&[9]);
-        gone.pod.uid = "gone".into();
-        assert_eq!(again(&[gone], &[pod]), []);
-    }
-
-    #[test]
-    fn holders_are_named_with_their_numbers_and_not_without_end() {
-        assert_eq!(holder("train-0", &[7]).to_string(), "process 7 of pod team/train-0 (uid)");
-        assert_eq!(holder("", &[7, 8]).to_string(), "processes 7, 8 of pod uid");
-        let stranger = Holder { hold: Hold::HasOpen, ..holder("", &[7]) };
-        assert_eq!(stranger.to_string(), "process 7 of pod uid, which has it open without a claim on it");
-        let many: Vec<u32> = (1..=500).collect();
-        let words = holder("train-0", &many).to_string();
-        assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");
-        let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "u".into() };
-        let by = Ok(vec![holder("train-0", &[7]); 20]);
-        let key = RecordKey::Claim(claim.uid.clone());
-        let words = Withheld { key, claim, cause: ReleaseCause::Api, devices: Vec::new(), by }.to_string();
-        assert!(words.ends_with("processes of 12 more pods") && words.len() < 1024, "{words}");
-    }
-}
+#[path = "holders/tests.rs"]
+mod tests;

@@ -68,7 +68,7 @@ fn charge(rows: &mut [Usage], claims: &[ClaimGrant], seen: &ObservedProcess) {
             its.fold(0_u64, |sum, row| sum.saturating_add(row.used.0))
         })
         .collect();
-    let mut its = rows.iter_mut().filter(|row| row.pod == seen.pod).peekable();
+    let mut its = rows.iter_mut().filter(|row| row.pod.as_ref() == seen.pod.known()).peekable();
     let mut first = true;
     while let Some(row) = its.next() {
         let before = claims.iter().zip(&taken).find(|(granted, _)| granted.claim == row.claim);
@@ -86,7 +86,7 @@ fn charge(rows: &mut [Usage], claims: &[ClaimGrant], seen: &ObservedProcess) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::process::ProcessKey;
+    use crate::model::process::{ProcessKey, ProcessPod};
     use crate::sharing::watch::Access;
 
     fn granted(claim: &str, mib: u64, pods: &[&str]) -> ClaimGrant {
@@ -105,7 +105,7 @@ mod tests {
             process,
             used: Some(Bytes::from_mib(mib)),
             access: Access::Other,
-            pod: Some(PodUid::from(pod)),
+            pod: ProcessPod::Known(PodUid::from(pod)),
         }
     }
 

@@ -31,7 +31,7 @@ use std::time::Duration;
 use self::episode::{Episode, EpisodeChange};
 use super::usage::{Usage, usage};
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
-use crate::model::process::ProcessKey;
+use crate::model::process::{ProcessKey, ProcessPod};
 use crate::model::quantity::Bytes;
 use crate::model::time::Moment;
 
@@ -59,8 +59,7 @@ pub struct ObservedProcess {
     /// None: the driver cannot tell.
     pub used: Option<Bytes>,
     pub access: Access,
-    /// None: a process of the host.
-    pub pod: Option<PodUid>,
+    pub pod: ProcessPod,
 }
 
 /// How a process works on a board.

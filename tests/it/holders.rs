@@ -379,6 +379,57 @@ async fn a_gpu_of_a_claim_without_pods_is_held_by_a_strange_pod_too() {
     site.check_empty("swept");
 }
 
+/// A control group below the pod's own, with a name that is longer than the kernel tells: reading it fails as here.
+fn hide(site: &Site, pid: u32) {
+    let group = site.path(&format!("processes/{pid}/cgroup"));
+    fs::remove_file(&group).unwrap();
+    symlink("x".repeat(300), &group).unwrap();
+}
+
+/// It may be of any pod. Kubelet knows of its own.
+#[tokio::test]
+async fn a_process_that_hides_its_pod_holds_what_it_has_open_and_what_nobody_knows_to_be_free() {
+    let mine = whole("mine");
+    let words = ["gpu-0 is not free yet", "process 4712 whose control group cannot be read"];
+    for kubelet in [true, false] {
+        let site = with_pod(&mine).await;
+        let plugin = site.start_plugin();
+        site.runs(STRANGE_PID + 1, LATER);
+        hide(&site, STRANGE_PID + 1);
+        site.api.put(&next());
+        match kubelet {
+            true => {
+                plugin.unprepare(&mine).await.expect("the pod may go");
+                plugin.refused(&next(), &["process 4711 of pod team/pod-1111"]).await;
+                site.ends(PID);
+                // What hides has no GPU open.
+                assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+            }
+            false => {
+                site.api.remove(&mine);
+                site.ends(PID);
+                assert_eq!(plugin.sweep().await.unwrap(), withheld());
+                plugin.refused(&next(), &["gpu-0 is not free yet", "of process 4713; delete the pod"]).await;
+                site.ends(STRANGE_PID + 1);
+                assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
+            }
+        }
+        let opener = Opener::of(&site, (195, 0));
+        hide(&site, STRANGE_PID);
+        plugin.refused(&next(), &words).await;
+        drop(opener);
+        plugin.prepared(&next(), "free").await;
+        let opener = Opener::of(&site, (195, 0));
+        hide(&site, STRANGE_PID);
+        plugin.unprepare(&next()).await.expect("the pod may go");
+        assert_eq!(plugin.sweep().await.unwrap(), withheld());
+        plugin.refused(&next(), &["devices are still held", words[1]]).await;
+        drop(opener);
+        assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+        plugin.prepared(&next(), "free").await;
+    }
+}
+
 /// One that was not there yet, or could not be seen, when the device was released.
 #[tokio::test]
 async fn what_a_strange_pod_has_open_is_given_to_nobody() {

@@ -18,12 +18,12 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tranche::host::cgroup::ProcessOwner;
 use tranche::host::{
-    End, EndError, FileLock, FileLook, LocalProcesses, ManagedMemory, PidNamespace, Processes,
+    End, EndError, FileLock, FileLook, LocalProcesses, ManagedMemory, PidNamespace, PodProcesses, Processes,
 };
 use tranche::ledger::{HeldDevice, HoldMode, Intent, Placer, Standing, Step};
 use tranche::model::claim::{PodRef, PreparedDevice};
 use tranche::model::gpu::MigMode;
-use tranche::model::names::{DeviceName, DeviceUuid, PodUid, PoolName};
+use tranche::model::names::{DeviceName, DeviceUuid, PoolName};
 use tranche::model::process::ProcessKey;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
@@ -36,6 +36,8 @@ use tranche::ops::metrics::{self, Registry};
 use tranche::sharing::watch::{EndMethod, EndReason};
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
+
+mod hidden;
 
 use crate::nvml::Node;
 use crate::site::{Claim, NODE, PluginRun, Site};
@@ -1005,7 +1007,7 @@ impl Processes for Counted {
     fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
         unimplemented!("nobody has any here")
     }
-    fn by_pod(&self) -> io::Result<BTreeMap<PodUid, Vec<u32>>> {
+    fn by_pod(&self, _: Instant) -> io::Result<PodProcesses> {
         unimplemented!("the watchdog looks at processes one by one")
     }
     fn look_at_files(&self, _: &FileLook) {

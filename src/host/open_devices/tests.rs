@@ -82,7 +82,8 @@ impl Shown {
 
 fn look(processes: &LocalProcesses, device: DeviceNumber, skipped: &[u32]) -> OpenDevices {
     use crate::host::Processes;
-    let (pods, until) = (processes.by_pod().unwrap(), Instant::now() + Duration::from_secs(60));
+    let until = Instant::now() + Duration::from_secs(60);
+    let pods = processes.by_pod(until).unwrap().by_pod;
     let look = FileLook::new(pods, BTreeSet::from([device]), skipped.iter().copied().collect(), until);
     processes.look_at_files(&look);
     look.found()
@@ -236,7 +237,8 @@ fn a_mapping_is_found_also_when_the_first_thread_has_ended() {
 fn searched(shown: &Shown, left: usize) -> OpenDevices {
     use crate::host::Processes;
     let processes = shown.processes();
-    let (pods, until) = (processes.by_pod().unwrap(), Instant::now() + Duration::from_secs(60));
+    let until = Instant::now() + Duration::from_secs(60);
+    let pods = processes.by_pod(until).unwrap().by_pod;
     let look = FileLook::new(pods, BTreeSet::from([URANDOM]), BTreeSet::new(), until);
     let search = Search { look: &look, left, until, is_whole: true, processes: &processes, by_number: false };
     if search.pod(&PodUid::new(POD), &[7]) {
@@ -273,8 +275,9 @@ fn a_pod_whose_files_are_slow_hides_no_other_pod() {
     }
     use crate::host::Processes;
     let processes = shown.processes();
-    let (pods, begun) = (processes.by_pod().unwrap(), Instant::now());
+    let begun = Instant::now();
     let until = begun + Duration::from_secs(120);
+    let pods = processes.by_pod(until).unwrap().by_pod;
     let look = FileLook::new(pods, BTreeSet::from([FULL]), BTreeSet::new(), until);
     // No assertion in there: a thread that reads a pipe is waited for.
     let (mut first_reached, mut is_hidden) = (false, true);

@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
 use crate::host::cgroup::ProcessOwner;
-use crate::host::{End, EndError, ManagedMemory};
+use crate::host::{End, EndError, ManagedMemory, PodProcesses};
 use crate::model::process::ProcessKey;
 
 /// A look at the first of these processes stands still until it is let go.
@@ -25,8 +25,8 @@ impl Processes for Standing {
     fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
         Ok(ManagedMemory::Untold)
     }
-    fn by_pod(&self) -> io::Result<ByPod> {
-        Ok(BTreeMap::new())
+    fn by_pod(&self, _: Instant) -> io::Result<PodProcesses> {
+        Ok(PodProcesses::default())
     }
     fn look_at_files(&self, look: &FileLook) {
         let held_up = self.0.lock().unwrap().take();

@@ -47,7 +47,7 @@ impl Roster {
         let empty = |claims: &Vec<ClaimGrant>| Account { claims: claims.clone(), processes: Vec::new() };
         let mut accounts: Vec<Account> = self.accounts.iter().map(empty).collect();
         for seen in processes {
-            let number = seen.pod.as_ref().and_then(|pod| self.of_pod.get(pod));
+            let number = seen.pod.known().and_then(|pod| self.of_pod.get(pod));
             if let Some(account) = number.and_then(|number| accounts.get_mut(*number)) {
                 account.processes.push(seen);
             }
@@ -92,7 +92,7 @@ mod tests {
     use super::super::knowledge::Users;
     use super::super::shares::tests::board;
     use super::*;
-    use crate::model::process::ProcessKey;
+    use crate::model::process::{ProcessKey, ProcessPod};
     use crate::sharing::watch::Access;
 
     fn claim(name: &str) -> ClaimRef {
@@ -134,7 +134,7 @@ mod tests {
             process: ProcessKey { pid, started: 1 },
             used: None,
             access: Access::Other,
-            pod: Some(pod.into()),
+            pod: ProcessPod::Known(pod.into()),
         };
         let filled = chain.fill(vec![seen(1, "p"), seen(2, "q"), seen(3, "r"), seen(4, "nobody's")]);
         let of = |count: usize| filled.iter().filter(|account| account.processes.len() == count).count();

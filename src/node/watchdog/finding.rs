@@ -12,7 +12,7 @@ use super::rows::{self, ClaimLabels};
 use super::shares::WatchedDevice;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{DeviceName, DeviceUuid, PodUid};
-use crate::model::process::ProcessKey;
+use crate::model::process::{ProcessKey, ProcessPod};
 use crate::model::quantity::Bytes;
 use crate::sharing::watch::{AccountId, EndMethod, EndReason, Numbers, ObservedProcess, Trouble, Verdict};
 
@@ -46,7 +46,7 @@ pub enum FindingKind {
     Foreign {
         process: ProcessKey,
         used: Option<Bytes>,
-        pod: Option<PodUid>,
+        pod: ProcessPod,
     },
     /// A process of a share works on the GPU around the claim's own MPS daemon.
     AroundMps {
@@ -95,8 +95,11 @@ impl fmt::Display for FindingKind {
             Self::Foreign { process, used, pod } => {
                 write!(f, "process {process} uses {} of a GPU that was given to others", mib(*used))?;
                 match pod {
-                    Some(pod) => write!(f, "; its pod ({pod}) has no claim for it"),
-                    None => f.write_str("; it belongs to no pod"),
+                    ProcessPod::Known(pod) => write!(f, "; its pod ({pod}) has no claim for it"),
+                    ProcessPod::None => f.write_str("; it belongs to no pod"),
+                    ProcessPod::Hidden => f.write_str(
+                        "; its pod is hidden: the name of its control group is longer than the kernel tells",
+                    ),
                 }
             }
             Self::AroundMps { process } => {
@@ -165,7 +168,7 @@ pub(super) fn of_verdict(devices: &Devices, knowledge: &Knowledge, verdict: &Ver
         }
         Verdict::AroundMps { account_id, seen } => {
             let kind = FindingKind::AroundMps { process: seen.process };
-            context.findings_for(account_id, seen.pod.as_ref(), &kind)
+            context.findings_for(account_id, seen.pod.known(), &kind)
         }
         Verdict::End { .. } => Vec::new(),
     }
@@ -204,7 +207,7 @@ pub(super) fn of_end(
             return Vec::new();
         }
     };
-    FindingContext { devices, knowledge }.findings_for(account_id, pod.as_ref(), &kind)
+    FindingContext { devices, knowledge }.findings_for(account_id, pod.known(), &kind)
 }
 
 struct FindingContext<'a> {

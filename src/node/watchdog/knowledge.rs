@@ -4,6 +4,9 @@
 //! after the process was first seen, and has answered: the API server for the pods of every claim on the device, the
 //! ledger for claims that another instance of the plugin prepared, the supervisor for its servers. The pods that the
 //! ledger names are not foreign either, whatever the API server says of their claim.
+//!
+//! A process that hides which pod it is of ([`ProcessOwner::Hidden`]) is foreign: no answer about pods could name it. Or it
+//! would be on nobody's account.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -187,12 +190,12 @@ impl Knowledge {
         let seen = self.first_seen.get(&Subject::Process(known.process)).copied().unwrap_or(Moment::MAX);
         let subject = pod(known).cloned().map(Subject::Pod);
         let since = subject.and_then(|subject| self.first_seen.get(&subject).copied()).unwrap_or(seen);
-        let mut sure = known.believed && self.pods_are_seen;
+        let mut sure = known.believed && (self.pods_are_seen || known.owner == ProcessOwner::Hidden);
         sure &= want(&mut self.ledger, since);
         if !device.groups.is_empty() {
             sure &= want(&mut self.servers_question, seen);
         }
-        if known.owner != ProcessOwner::Host {
+        if let ProcessOwner::Pod { .. } = known.owner {
             for claim in device.claims() {
                 let claim = self.claims.entry(claim.uid.clone()).or_default();
                 sure &= want(&mut claim.question, since) & !claim.users.others;
@@ -301,7 +304,7 @@ pub(super) fn want(question: &mut QuestionState, since: Moment) -> bool {
 fn pod(known: &KnownProcess) -> Option<&PodUid> {
     match &known.owner {
         ProcessOwner::Pod { pod, .. } => Some(pod),
-        ProcessOwner::Host => None,
+        ProcessOwner::Host | ProcessOwner::Hidden => None,
     }
 }
 

@@ -14,7 +14,7 @@ use super::table::{KnownProcess, Table};
 use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceUuid, PodUid};
-use crate::model::process::ProcessKey;
+use crate::model::process::{ProcessKey, ProcessPod};
 use crate::model::quantity::Bytes;
 use crate::model::share::MpsGroup;
 use crate::model::time::Moment;
@@ -122,8 +122,9 @@ fn own_daemons<'a>(
 
 fn seen(process: &GpuProcess, known: &KnownProcess, device: &WatchedDevice) -> ObservedProcess {
     let pod = match &known.owner {
-        ProcessOwner::Pod { pod, .. } => Some(pod.clone()),
-        ProcessOwner::Host => None,
+        ProcessOwner::Pod { pod, .. } => ProcessPod::Known(pod.clone()),
+        ProcessOwner::Host => ProcessPod::None,
+        ProcessOwner::Hidden => ProcessPod::Hidden,
     };
     let is_client = process.context == ContextKind::MpsClient && !device.groups.is_empty();
     let access = if is_client { Access::Client } else { Access::Other };

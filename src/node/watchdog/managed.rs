@@ -196,8 +196,8 @@ mod tests {
             }
             Ok(ManagedMemory::Mapped(MIB(7)))
         }
-        fn by_pod(&self) -> io::Result<BTreeMap<crate::model::names::PodUid, Vec<u32>>> {
-            Ok(BTreeMap::new())
+        fn by_pod(&self, _: std::time::Instant) -> io::Result<crate::host::PodProcesses> {
+            Ok(crate::host::PodProcesses::default())
         }
         fn look_at_files(&self, _: &crate::host::FileLook) {}
         fn are_all_shown(&self) -> bool {

@@ -13,7 +13,7 @@ pub(super) struct KnownProcess {
     pub process: ProcessKey,
     pub owner: ProcessOwner,
     /// It really is a process that uses a GPU: NVML's PIDs are the host's, and where ours are others, or where
-    /// the process is in no pod, it must hold a GPU's device file open to be believed one.
+    /// the process is the host's own, it must hold a GPU's device file open to be believed one.
     pub believed: bool,
 }
 
@@ -79,7 +79,8 @@ impl Table {
 }
 
 impl KnownProcess {
-    /// Nothing about it changes any more. A process of the host may yet be moved into a pod.
+    /// Nothing about it changes any more. A process of the host may yet be moved into a pod. One that has hidden stays
+    /// hidden, or it would show itself at every other look.
     fn is_settled(&self) -> bool {
         self.believed && self.owner != ProcessOwner::Host
     }
@@ -91,6 +92,42 @@ mod tests {
 
     use super::*;
     use crate::host::{LocalProcesses, PidNamespace};
+
+    /// Or it would show itself at every other look. Of one that cannot be read for another reason nothing follows.
+    #[test]
+    fn who_was_seen_to_hide_stays_hidden() {
+        let root = tempfile::tempdir().unwrap();
+        let mut processes = LocalProcesses { root: root.path().to_owned(), nvml_pids: PidNamespace::Own };
+        for pid in ["11", "12"] {
+            fs::create_dir_all(root.path().join(pid).join("fd")).unwrap();
+            let stat = format!("{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 7 0 0\n");
+            fs::write(root.path().join(pid).join("stat"), stat).unwrap();
+        }
+        let group = root.path().join("11/cgroup");
+        // Reading it fails as the kernel does: the name is too long.
+        std::os::unix::fs::symlink("x".repeat(300), &group).unwrap();
+        fs::create_dir(root.path().join("12/cgroup")).unwrap();
+        let mut table = Table::new(Arc::new(processes.clone()));
+        let pids = BTreeSet::from([11, 12]);
+        let process = ProcessKey { pid: 11, started: 7 };
+        let known = KnownProcess { process, owner: ProcessOwner::Hidden, believed: true };
+        for _ in 0..2 {
+            table.look(&pids);
+            assert_eq!((table.get(11), table.get(12)), (Some(&known), None));
+            let _ = fs::remove_file(&group);
+            fs::write(&group, "0::/kubepods/pod11111111-0000-4000-8000-000000000001/c\n").unwrap();
+        }
+        table.look(&BTreeSet::new());
+        table.look(&pids);
+        assert!(matches!(table.get(11).unwrap().owner, ProcessOwner::Pod { .. }), "not listed in between");
+        // Where the numbers may mean others, it takes a device file.
+        fs::remove_file(&group).unwrap();
+        std::os::unix::fs::symlink("x".repeat(300), &group).unwrap();
+        processes.nvml_pids = PidNamespace::Host;
+        let mut table = Table::new(Arc::new(processes));
+        table.look(&pids);
+        assert!(!table.get(11).unwrap().believed);
+    }
 
     #[test]
     fn a_process_has_ended_if_proc_says_so_and_not_if_it_cannot_be_read() {

@@ -28,7 +28,7 @@ fn client(pid: u32, mib: u64) -> ObservedProcess {
         process,
         used: Some(Bytes::from_mib(mib)),
         access: Access::Client,
-        pod: Some("pod".into()),
+        pod: ProcessPod::Known("pod".into()),
     }
 }
 
@@ -282,7 +282,7 @@ fn a_process_of_no_claim_is_ended_the_same_way() {
     trace.foreign(&both).tells(&[]);
     trace.foreign(&both).tells(&["750 Kill 2"]);
     // It turns out to be somebody's.
-    both[1].pod = Some("pod".into());
+    both[1].pod = ProcessPod::Known("pod".into());
     trace.see(&both[1..]).see(&both[1..]).tells(&[]);
 }
 

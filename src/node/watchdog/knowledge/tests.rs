@@ -134,6 +134,30 @@ fn a_claim_for_more_than_pods_makes_no_pod_foreign() {
     );
 }
 
+/// It would be on nobody's account. What the API server says, or does not, names nobody who hides.
+#[test]
+fn who_hides_his_pod_is_a_stranger_on_every_gpu() {
+    let hidden = process(5, ProcessOwner::Hidden);
+    for device in [device(), whole()] {
+        // No process was seen in a pod, and the API server is silent.
+        let mut knowledge = Knowledge::new(None);
+        knowledge.keep(device.claims());
+        knowledge.note_processes([&hidden].into_iter(), at(500));
+        assert_eq!(knowledge.owner(&device, &hidden), Owner::Unknown);
+        knowledge.ledger_answered(at(1000), true);
+        knowledge.servers_answered(at(1000), Some(Servers::default()));
+        assert_eq!(knowledge.owner(&device, &hidden), Owner::Foreign);
+        let not_believed = KnownProcess { believed: false, ..hidden.clone() };
+        assert_eq!(knowledge.owner(&device, &not_believed), Owner::Unknown, "the number may mean another");
+        let us =
+            KnownProcess { process: ProcessKey { pid: std::process::id(), started: 1 }, ..hidden.clone() };
+        assert_eq!(knowledge.owner(&device, &us), Owner::Exempt);
+    }
+    let knowledge = &mut informed(1000);
+    let server = process(77, ProcessOwner::Hidden);
+    assert_eq!(owner(knowledge, &server, 500), Owner::Exempt);
+}
+
 #[test]
 fn a_host_process_is_judged_only_where_pods_can_be_told() {
     let mut blind = Knowledge::new(None);

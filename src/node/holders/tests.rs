@@ -1,0 +1,197 @@
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+use crate::host::{End, EndError, FileLook, ManagedMemory};
+use crate::ledger::Phase;
+use crate::model::process::ProcessKey;
+use crate::node::config::OpenDescriptors;
+use crate::node::metrics::FileLookCounts;
+
+fn holder(name: &str, pids: &[u32]) -> Holder {
+    let pod = PodRef { namespace: "team".into(), name: name.into(), uid: "uid".into() };
+    Holder { pod, pids: pids.to_vec(), hold: Hold::Runs }
+}
+
+/// Processes of one pod, or of a node that cannot be seen.
+#[derive(Default)]
+struct Fake {
+    shown: bool,
+    looks: AtomicUsize,
+    /// Each process that is looked at has the device open.
+    open: Option<DeviceNumber>,
+    /// Processes whose control groups cannot be read.
+    untold: Vec<u32>,
+    /// There are more processes than can be listed in time.
+    crowded: bool,
+}
+
+impl Processes for Fake {
+    fn started(&self, _: u32) -> io::Result<Option<u64>> {
+        Ok(Some(1))
+    }
+    fn now(&self) -> io::Result<u64> {
+        Ok(2)
+    }
+    fn owner(&self, _: u32) -> io::Result<Option<ProcessOwner>> {
+        Ok(Some(ProcessOwner::Pod { pod: "uid".into(), container: None }))
+    }
+    fn uses_gpu(&self, _: u32) -> io::Result<bool> {
+        Ok(true)
+    }
+    fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
+        unimplemented!("the watchdog asks, holders do not")
+    }
+    fn by_pod(&self, until: Instant) -> io::Result<PodProcesses> {
+        assert!(until <= Instant::now() + LIST_LIMIT);
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        let found =
+            PodProcesses { by_pod: BTreeMap::from([("uid".into(), vec![7])]), untold: self.untold.clone() };
+        if self.crowded { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
+    }
+    fn look_at_files(&self, look: &FileLook) {
+        if let Some(device) = self.open {
+            look.opened_everywhere(device);
+        }
+    }
+    fn are_all_shown(&self) -> bool {
+        self.shown
+    }
+    fn pids_are_the_hosts(&self) -> bool {
+        self.shown
+    }
+    fn end(&self, _: ProcessKey) -> Result<End, EndError> {
+        Ok(End::Gone)
+    }
+}
+
+fn holders(processes: &Arc<Fake>, own: Option<PodUid>) -> Holders {
+    let files = FileLooks::new(processes.clone(), OpenDescriptors::Withhold, FileLookCounts::default());
+    Holders::new(processes.clone(), own, files)
+}
+
+fn record(mode: HoldMode, pod: &str) -> Record {
+    let mut record = Record { intent: crate::ledger::tests::intent(), phase: Phase::Ready };
+    record.intent.devices[0].mode = mode;
+    record.intent.pods = vec![PodRef { namespace: "team".into(), name: "p".into(), uid: pod.into() }];
+    record
+}
+
+#[test]
+fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, Some("ours".into()));
+    for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
+        let held = holders.hold(&record(HoldMode::Whole, "uid"), cause, &[]).unwrap();
+        assert_eq!(held.holders(), "process 7 of pod team/p (uid)");
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause, &[]), None);
+        assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause, &[]), None, "it holds nothing");
+    }
+    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew, &[]), None);
+    assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
+    let looks = processes.looks.load(Ordering::SeqCst);
+    // Whoever has a whole GPU open is looked for in any case.
+    let mut none = record(HoldMode::Mig, "uid");
+    none.intent.pods.clear();
+    assert_eq!(holders.hold(&none, ReleaseCause::Api, &[]), None);
+    assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
+}
+
+#[test]
+fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
+    let holders = holders(&Arc::new(Fake::default()), None);
+    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
+    let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
+    assert!(held.holders().contains("hostPID"), "{held}");
+    assert_eq!(holders.files.unmade(), 1, "who has the GPU open could not be told to kubelet");
+    holders.openers(&BTreeSet::from([(195, 0)]), &[], None).unwrap_err();
+    assert_eq!(holders.files.unmade(), 2);
+    assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
+}
+
+fn pod_ref(uid: &str) -> PodRef {
+    PodRef { namespace: "team".into(), name: "p".into(), uid: uid.into() }
+}
+
+/// A pod that hides one process keeps what it has; other pods' claims are kept only from whom kubelet knows nothing of.
+#[test]
+fn a_process_that_hides_may_be_any_pods_but_for_kubelet() {
+    let processes = Arc::new(Fake { shown: true, untold: (9..29).collect(), ..Fake::default() });
+    let holders = holders(&processes, None);
+    let hold = |pod, cause| holders.hold(&record(HoldMode::Whole, pod), cause, &[]);
+    for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
+        assert_eq!(hold("uid", cause).unwrap().holders(), "process 7 of pod team/p (uid)");
+    }
+    let words = hold("other", ReleaseCause::Api).unwrap().holders();
+    let named = "of processes 9, 10, 11, 12, 13, 14, 15, 16 and 12 more; delete the pod that has these";
+    assert!(words.contains(named) && words.len() < 512, "{words}");
+    assert_eq!(hold("other", ReleaseCause::Kubelet), None);
+    let all = [pod_ref("uid"), pod_ref("other")];
+    assert_eq!(holders.of(&all).unwrap().len(), 1);
+    assert_eq!(holders.left_of(&all), all, "neither is known to have ended");
+}
+
+/// Kubelet's word is about its pods, not about what they have handed on.
+#[test]
+fn a_gpu_that_a_process_has_open_which_hides_is_given_to_nobody() {
+    let open = Some((195, 0));
+    let processes = Arc::new(Fake { shown: true, untold: vec![9], open, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let rightful = [pod_ref("uid")];
+    let held = holders.hold(&record(HoldMode::Whole, "other"), ReleaseCause::Kubelet, &rightful).unwrap();
+    let words = "process 9 whose control group cannot be read, which has it open without a claim on it";
+    assert_eq!(held.holders(), words);
+    assert_eq!(holders.hold(&record(HoldMode::Mig, "other"), ReleaseCause::Kubelet, &rightful), None);
+    let opened = BTreeSet::from([(195, 0)]);
+    let found = holders_of(holders.openers(&opened, &rightful, None).unwrap());
+    assert_eq!(holders.openers_again(&opened, &rightful, &found), found);
+}
+
+#[test]
+fn processes_that_cannot_be_listed_in_time_are_asked_for_once_for_all_who_wait() {
+    let processes = Arc::new(Fake { shown: true, crowded: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
+    assert_eq!(holders.files.unmade(), 1, "nobody looked who has the GPU open");
+    let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
+    assert!(held.holders().contains("timed out"), "{held}");
+    assert_eq!(holders.left_of(&[pod_ref("uid")]), [pod_ref("uid")]);
+    // As if it had begun after these have asked.
+    let looks = processes.looks.load(Ordering::SeqCst);
+    let later = Instant::now() + Duration::from_secs(60);
+    *holders.last.lock().unwrap() = Some((later, Err("it took too long".to_owned())));
+    assert_eq!(holders.of(&[pod_ref("uid")]), Err("it took too long".to_owned()));
+    assert_eq!(processes.looks.load(Ordering::SeqCst), looks);
+}
+
+/// A process of the host has the number of one that had a GPU open: it may, and must not keep the GPU withheld.
+#[test]
+fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
+    let processes = Arc::new(Fake { shown: true, open: Some((195, 0)), ..Fake::default() });
+    let holders = holders(&processes, None);
+    let known = |pids: &[u32]| Holder { hold: Hold::HasOpen, ..holder("", pids) };
+    let again = |known: &[Holder], rightful: &[PodRef]| {
+        holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known)
+    };
+    let pod = PodRef { namespace: String::new(), name: String::new(), uid: "uid".into() };
+    assert_eq!(again(&[known(&[7, 9])], &[]), [Holder { pod: pod.clone(), ..known(&[7]) }]);
+    let mut gone = known(&[9]);
+    gone.pod.uid = "gone".into();
+    assert_eq!(again(&[gone], &[pod]), []);
+}
+
+#[test]
+fn holders_are_named_with_their_numbers_and_not_without_end() {
+    assert_eq!(holder("train-0", &[7]).to_string(), "process 7 of pod team/train-0 (uid)");
+    assert_eq!(holder("", &[7, 8]).to_string(), "processes 7, 8 of pod uid");
+    let stranger = Holder { hold: Hold::HasOpen, ..holder("", &[7]) };
+    assert_eq!(stranger.to_string(), "process 7 of pod uid, which has it open without a claim on it");
+    let many: Vec<u32> = (1..=500).collect();
+    let words = holder("train-0", &many).to_string();
+    assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");
+    let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "u".into() };
+    let by = Ok(vec![holder("train-0", &[7]); 20]);
+    let key = RecordKey::Claim(claim.uid.clone());
+    let words = Withheld { key, claim, cause: ReleaseCause::Api, devices: Vec::new(), by }.to_string();
+    assert!(words.ends_with("processes of 12 more pods") && words.len() < 1024, "{words}");
+}
