@@ -8,6 +8,7 @@
 
 pub mod boot;
 pub mod cgroup;
+mod descriptor;
 pub mod device_nodes;
 pub mod driver_root;
 pub mod durable;

@@ -1,46 +1,48 @@
 //! Which pods have a device open or mapped, by the numbers of its node: whoever has a descriptor of it may have been
 //! handed it by another process, and goes on using it after that one has ended.
 //!
-//! Nothing is opened. A descriptor that names the place of a node alone (`O_PATH`) is no open device: anybody can have one
-//! who can make a node.
+//! No file is opened: of a descriptor that seems to be a device, a reference is taken ([`descriptor`]). A descriptor that
+//! names the place of a node alone (`O_PATH`) is no open device: anybody can have one who can make a node.
 //!
 //! What a look costs is bounded, because tenants say how many files they have, and how long each is waited for (while
-//! another thread changes its mappings without end). Of each pod [`FILES_FIRST`] are looked at, for [`TIME_FIRST`]; then, of
-//! those that have more, [`FILES_MOST`], for equal parts of the time that is left; and nothing once the look's time is over.
-//! So no pod hides another one's files behind its own. A look can also be held up for good by
-//! a process (while another of its threads maps memory that its own file system does not bring) or by a file server that
-//! does not answer. So it runs on a thread that its caller can leave ([`FileLook::steps`]); what was found until then counts.
+//! another thread changes its mappings without end). Of each pod [`FILES_FIRST`] are looked at, for [`TIME_FIRST`] or its
+//! part of half the time; then, of those that have more, [`FILES_MOST`], for equal parts of the time that is left; and
+//! nothing once the look's time is over. So no pod hides another one's files behind its own. A look can also be held up for
+//! good by a process (while another of its threads maps memory that its own file system does not bring) or by a file server
+//! that does not answer. So it runs on a thread that its caller can leave ([`FileLook::steps`]); what was found until then
+//! counts, and another look goes on from there ([`FileLook::after`]).
+//!
+//! What is listed may be gone when it is looked at, and elsewhere. A process in which that happens is looked at again, up to
+//! [`TRIES`] times. Of pods with processes that had ended, those that they have by now are looked at, as they are listed, up
+//! to [`LISTINGS`] times. A pod of which something was gone each time is told as unfinished. A program that starts others all
+//! the time is so only if one ends within the moment between its being listed and looked at, in each listing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
 use std::fs;
-use std::mem::MaybeUninit;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nix::libc;
-
-use super::process::{LocalProcesses, is_gone};
+use super::cgroup::ProcessOwner;
+pub use super::descriptor::DeviceNumber;
+use super::descriptor::{self, Meaning, NoMeaning, Table, device_at, have_one_table};
+use super::process::{LocalProcesses, PodProcesses, Processes, is_gone};
 use crate::model::names::PodUid;
-
-/// Major and minor number of a character device.
-pub type DeviceNumber = (u32, u32);
 
 /// Files, mappings and threads of a pod that are looked at before those of pods with more: 110 such pods take about 2 s.
 const FILES_FIRST: usize = 10_000;
 /// For how long at most.
 const TIME_FIRST: Duration = Duration::from_millis(100);
-/// How often a descriptor is read that is told to be another file than the one at its number.
-const READS: u32 = 8;
 /// Of a pod with more.
 const FILES_MOST: usize = 1 << 20;
+/// How often a process is looked at of which something was gone.
+const TRIES: u32 = 8;
+/// How often the processes of pods are listed again of which one had ended.
+const LISTINGS: u32 = 3;
 /// `CAP_SYS_ADMIN`
 const SYS_ADMIN: u64 = 1 << 21;
-/// `enum kcmp_type`
-const KCMP_FILES: libc::c_long = 2;
 
 /// What a look has found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -55,14 +57,22 @@ pub struct OpenDevices {
 /// One look at the files of pods' processes.
 #[derive(Debug)]
 pub struct FileLook {
-    pods: BTreeMap<PodUid, Vec<u32>>,
+    /// In the order in which they are looked at.
+    pods: Vec<(PodUid, Vec<u32>)>,
     devices: BTreeSet<DeviceNumber>,
     skipped: BTreeSet<u32>,
     until: Instant,
     /// The process that is looked at, and how many files were.
     at: AtomicU32,
     steps: AtomicU64,
-    found: Mutex<OpenDevices>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Progress {
+    found: OpenDevices,
+    /// The pod that is looked at.
+    at: Option<PodUid>,
 }
 
 impl FileLook {
@@ -73,9 +83,22 @@ impl FileLook {
         skipped: BTreeSet<u32>,
         until: Instant,
     ) -> Self {
-        let unfinished = pods.keys().cloned().collect();
-        let found = Mutex::new(OpenDevices { unfinished, ..OpenDevices::default() });
-        Self { pods, devices, skipped, until, at: AtomicU32::new(0), steps: AtomicU64::new(0), found }
+        let found = OpenDevices { unfinished: pods.keys().cloned().collect(), ..OpenDevices::default() };
+        let progress = Mutex::new(Progress { found, at: None });
+        let (pods, at, steps) = (pods.into_iter().collect(), AtomicU32::new(0), AtomicU64::new(0));
+        Self { pods, devices, skipped, until, at, steps, progress }
+    }
+
+    /// What is left of a look that was held up, until the same time. What that one found stays found. The pod that held it
+    /// up comes last: it may have more such processes.
+    pub fn after(held_up: &Self, skipped: BTreeSet<u32>) -> Self {
+        let Progress { found, at } = held_up.progress();
+        let left = held_up.pods.iter().filter(|(pod, _)| found.unfinished.contains(pod));
+        let mut pods: Vec<_> = left.cloned().collect();
+        pods.sort_by_key(|(pod, _)| Some(pod) == at.as_ref());
+        let progress = Mutex::new(Progress { found, at: None });
+        let (devices, until) = (held_up.devices.clone(), held_up.until);
+        Self { pods, devices, skipped, until, at: AtomicU32::new(0), steps: AtomicU64::new(0), progress }
     }
 
     /// The process that is looked at; 0 before the first.
@@ -90,7 +113,7 @@ impl FileLook {
 
     /// What was found until now.
     pub fn found(&self) -> OpenDevices {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.progress().found
     }
 
     /// Of a test's processes: one has a device open.
@@ -107,14 +130,37 @@ impl FileLook {
         }
     }
 
-    /// Of a test's processes: the look is at that one.
+    /// Looks at a test's processes: at all of a pod, pod by pod.
     #[cfg(test)]
-    pub fn stands_at(&self, pid: u32) {
+    pub fn each(&self, at: impl Fn(&Self, &PodUid, u32)) {
+        for (pod, pids) in &self.pods {
+            for pid in pids.iter().filter(|pid| !self.skipped.contains(pid)) {
+                self.is_at(pod);
+                self.stands_at(*pid);
+                at(self, pod, *pid);
+            }
+        }
+    }
+
+    /// The look is at that process.
+    pub(crate) fn stands_at(&self, pid: u32) {
         self.at.store(pid, Ordering::SeqCst);
     }
 
+    fn is_at(&self, pod: &PodUid) {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).at = Some(pod.clone());
+    }
+
+    fn progress(&self) -> Progress {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn note(&self, what: impl FnOnce(&mut OpenDevices)) {
-        what(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
+        what(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner).found);
+    }
+
+    fn finish(&self, pod: &PodUid) {
+        self.note(|found| _ = found.unfinished.remove(pod));
     }
 
     fn step(&self) {
@@ -125,38 +171,105 @@ impl FileLook {
 /// Looks at the processes of the look's pods.
 pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
     let by_number = processes.numbers_as_we_do();
-    let mut pods: BTreeMap<_, _> = look.pods.iter().collect();
+    let mut pods: Vec<_> = look.pods.iter().map(|(pod, pids)| (pod, pids)).collect();
     for most in [FILES_FIRST, FILES_MOST] {
-        let mut large = BTreeMap::new();
+        let (mut large, mut had_ended) = (Vec::new(), BTreeMap::new());
         let mut waiting = u32::try_from(pods.len()).unwrap_or(u32::MAX);
         for (pod, pids) in pods {
             let now = Instant::now();
             let Some(rest) = look.until.checked_duration_since(now).filter(|rest| !rest.is_zero()) else {
                 return;
             };
-            let part = if most == FILES_FIRST { TIME_FIRST } else { rest / waiting.max(1) };
+            let part = match most {
+                FILES_FIRST => TIME_FIRST.min(rest / 2 / waiting.max(1)),
+                _ => rest / waiting.max(1),
+            };
             waiting = waiting.saturating_sub(1);
-            let until = now + part.min(rest);
-            let search = Search { look, left: most, until, is_whole: true, processes, by_number };
-            if search.pod(pod, pids) {
-                look.note(|found| _ = found.unfinished.remove(pod));
-            } else {
-                large.insert(pod, pids);
+            let mut search = Search::new(processes, look, by_number, most, now + part);
+            search.pod(pod, pids);
+            match search.outcome() {
+                Outcome::Whole => look.finish(pod),
+                Outcome::HadEnded => _ = had_ended.insert(pod.clone(), search),
+                Outcome::Partly => large.push((pod, pids)),
             }
         }
+        list_again(processes, look, had_ended);
         pods = large;
+    }
+}
+
+/// Looks at what pods have by now of which a process had ended: it may have left a device to another one.
+fn list_again(processes: &LocalProcesses, look: &FileLook, mut pods: BTreeMap<PodUid, Search<'_>>) {
+    let mut time: BTreeMap<_, _> = pods.keys().map(|pod| (pod.clone(), TIME_FIRST)).collect();
+    for _ in 0..LISTINGS {
+        if pods.is_empty() {
+            return;
+        }
+        pods.values_mut().for_each(|search| search.has_ended = false);
+        let Ok(listed) = fs::read_dir(&processes.root) else { return };
+        for entry in listed {
+            let begun = Instant::now();
+            if begun >= look.until {
+                return;
+            }
+            look.step();
+            // A listing that breaks off says nothing about anybody.
+            let Ok(entry) = entry else { return };
+            let Some(pid) = name(&entry.path()).and_then(|name| name.parse().ok()) else { continue };
+            let pod = match processes.owner(pid) {
+                Ok(Some(ProcessOwner::Pod { pod, .. })) => pod,
+                Ok(Some(ProcessOwner::Hidden)) | Err(_) => PodProcesses::UNTOLD.into(),
+                Ok(Some(ProcessOwner::Host) | None) => continue,
+            };
+            if let (Some(search), Some(left)) = (pods.get_mut(&pod), time.get_mut(&pod)) {
+                search.until = look.until.min(begun + *left);
+                search.also(&pod, pid);
+                *left = left.saturating_sub(begun.elapsed());
+            }
+        }
+        pods.retain(|pod, search| match search.outcome() {
+            Outcome::Whole => {
+                look.finish(pod);
+                false
+            }
+            Outcome::HadEnded => true,
+            Outcome::Partly => false,
+        });
     }
 }
 
 /// Through one pod.
 struct Search<'a> {
+    processes: &'a LocalProcesses,
     look: &'a FileLook,
+    /// The numbers of processes are those of system calls.
+    by_number: bool,
     left: usize,
     until: Instant,
     is_whole: bool,
-    processes: &'a LocalProcesses,
-    /// The numbers of processes are those of system calls.
-    by_number: bool,
+    /// A process that was listed had ended.
+    has_ended: bool,
+    /// Processes that were looked at, with their starts.
+    looked_at: BTreeSet<(u32, u64)>,
+    missed: Missed,
+}
+
+/// What was not seen of a process.
+#[derive(Debug, Default)]
+struct Missed {
+    /// Something was listed, and gone when it was looked at.
+    vanished: bool,
+    /// The kernel does not tell what one of its descriptors is.
+    untold: bool,
+}
+
+/// What a search says of its pod.
+enum Outcome {
+    Whole,
+    /// But for processes that have ended.
+    HadEnded,
+    /// There is more than was looked at, or it cannot be looked at.
+    Partly,
 }
 
 /// What a thread shows of the mappings of its process.
@@ -170,37 +283,99 @@ enum Mappings {
     Unseen,
 }
 
-impl Search<'_> {
-    /// Notes who has a device open. False if there is more than was looked at.
-    fn pod(mut self, pod: &PodUid, pids: &[u32]) -> bool {
+impl<'a> Search<'a> {
+    fn new(
+        processes: &'a LocalProcesses,
+        look: &'a FileLook,
+        by_number: bool,
+        left: usize,
+        until: Instant,
+    ) -> Self {
+        let (looked_at, missed) = (BTreeSet::new(), Missed::default());
+        Self { processes, look, by_number, left, until, is_whole: true, has_ended: false, looked_at, missed }
+    }
+
+    fn outcome(&self) -> Outcome {
+        match (self.is_whole && self.left > 0, self.has_ended) {
+            (false, _) => Outcome::Partly,
+            (true, true) => Outcome::HadEnded,
+            (true, false) => Outcome::Whole,
+        }
+    }
+
+    /// Notes who has a device open.
+    fn pod(&mut self, pod: &PodUid, pids: &[u32]) {
         for &pid in pids {
-            if self.look.skipped.contains(&pid) {
-                self.is_whole = false;
-                continue;
-            }
-            self.look.at.store(pid, Ordering::SeqCst);
-            if !self.goes_on() {
-                return false;
-            }
-            let folder = self.processes.root.join(pid.to_string());
-            if let Some(device) = self.process(&folder, pid)
-                && !may_administrate(&folder)
-            {
-                self.look.note(|found| {
-                    found.openers.entry(pod.clone()).or_default().insert(pid, device);
-                });
-            }
+            self.one(pod, pid);
             if self.left == 0 {
-                return false;
+                return;
             }
         }
-        self.is_whole
+    }
+
+    /// The same of a process that was listed just now, unless it was looked at.
+    fn also(&mut self, pod: &PodUid, pid: u32) {
+        match self.processes.started(pid) {
+            Ok(Some(started)) if self.looked_at.contains(&(pid, started)) => {}
+            // What is left of one that nobody has waited for.
+            Ok(None) if self.folder(pid).exists() => {}
+            Ok(None) => self.has_ended = true,
+            Ok(Some(_)) | Err(_) => self.one(pod, pid),
+        }
+    }
+
+    fn one(&mut self, pod: &PodUid, pid: u32) {
+        if self.look.skipped.contains(&pid) {
+            self.is_whole = false;
+            return;
+        }
+        self.look.is_at(pod);
+        self.look.stands_at(pid);
+        if !self.goes_on() {
+            return;
+        }
+        let folder = self.folder(pid);
+        let mut opened = None;
+        for _ in 0..TRIES {
+            self.missed = Missed::default();
+            opened = self.process(&folder, pid);
+            if opened.is_some() || !self.missed.vanished || self.left == 0 {
+                break;
+            }
+        }
+        let Missed { vanished, untold } = std::mem::take(&mut self.missed);
+        let may_administrate = (opened.is_some() || untold) && may_administrate(&folder);
+        // Asked last: what was seen before was that process's.
+        let is_its = match self.processes.owner(pid) {
+            Ok(Some(ProcessOwner::Pod { pod: owner, .. })) => owner == *pod,
+            Ok(Some(ProcessOwner::Host) | None) => false,
+            // It may see to that.
+            Ok(Some(ProcessOwner::Hidden)) | Err(_) => true,
+        };
+        let started = self.processes.started(pid);
+        let is_there = is_its && !matches!(started, Ok(None));
+        match started {
+            Ok(Some(started)) if is_its => _ = self.looked_at.insert((pid, started)),
+            Ok(_) => self.has_ended = true,
+            Err(_) => self.is_whole = false,
+        }
+        match opened.filter(|_| is_its && !may_administrate) {
+            Some(device) => self.look.note(|found| {
+                found.openers.entry(pod.clone()).or_default().insert(pid, device);
+            }),
+            None if is_there && !may_administrate => self.is_whole &= !vanished && !untold,
+            None => {}
+        }
+    }
+
+    fn folder(&self, pid: u32) -> PathBuf {
+        self.processes.root.join(pid.to_string())
     }
 
     /// The first of the devices that the process has open or mapped. Threads may have tables of open files of their own:
     /// each table is looked at once. They have their mappings together; a first thread that has ended shows none.
     fn process(&mut self, folder: &Path, pid: u32) -> Option<DeviceNumber> {
-        if let Some(device) = self.table(folder) {
+        if let Some(device) = self.table(folder, Table::Process(pid)) {
             return Some(device);
         }
         let mut mapped = self.mappings(folder);
@@ -208,14 +383,16 @@ impl Search<'_> {
         if let Mappings::Device(device) = mapped {
             return Some(device);
         }
-        for thread in self.entries(&folder.join("task")) {
+        for thread in entries(&folder.join("task")) {
             if !self.goes_on() {
                 return None;
             }
+            let Some(thread) = self.listed(thread) else { continue };
             let Some(number) = name(&thread).and_then(|name| name.parse::<u32>().ok()) else { continue };
             if mapped == Mappings::Unseen && number != pid {
                 // Not listed there, and to be found by its number: proc(5).
-                mapped = self.mappings(&self.processes.root.join(number.to_string()));
+                let by_number = self.folder(number);
+                mapped = self.mappings(&by_number);
                 if let Mappings::Device(device) = mapped {
                     return Some(device);
                 }
@@ -223,7 +400,7 @@ impl Search<'_> {
             if number == pid || (self.by_number && have_one_table(last, number)) {
                 continue;
             }
-            if let Some(device) = self.table(&thread) {
+            if let Some(device) = self.table(&thread, Table::Thread(number)) {
                 return Some(device);
             }
             last = number;
@@ -231,14 +408,20 @@ impl Search<'_> {
         None
     }
 
-    fn table(&mut self, folder: &Path) -> Option<DeviceNumber> {
-        for file in self.entries(&folder.join("fd")) {
+    fn table(&mut self, folder: &Path, table: Table) -> Option<DeviceNumber> {
+        for file in entries(&folder.join("fd")) {
             if !self.goes_on() {
                 return None;
             }
+            let Some(file) = self.listed(file) else { continue };
             let Some(device) = self.asked(&file) else { continue };
             // Simulated nodes have no driver that could open them.
-            if self.processes.are_simulated() || self.is_open(folder, &file) {
+            if self.processes.are_simulated() {
+                return Some(device);
+            }
+            if let Some(number) = name(&file).and_then(|name| name.parse().ok())
+                && let Some(device) = self.opened(table, number)
+            {
                 return Some(device);
             }
         }
@@ -248,10 +431,11 @@ impl Search<'_> {
     /// A device stays in use by its mappings after its descriptors are closed.
     fn mappings(&mut self, folder: &Path) -> Mappings {
         let mut found = Mappings::Unseen;
-        for file in self.entries(&folder.join("map_files")) {
+        for file in entries(&folder.join("map_files")) {
             if !self.goes_on() {
                 break;
             }
+            let Some(file) = self.listed(file) else { continue };
             if let Some(device) = self.asked(&file) {
                 return Mappings::Device(device);
             }
@@ -260,29 +444,24 @@ impl Search<'_> {
         found
     }
 
-    fn asked(&self, file: &Path) -> Option<DeviceNumber> {
-        let device = kernel_file(file)?.device?;
-        self.look.devices.contains(&device).then_some(device)
+    /// Which of the devices a link of the process's leads to: the device, or its place alone.
+    fn asked(&mut self, file: &Path) -> Option<DeviceNumber> {
+        let asked = device_at(file);
+        self.listed(asked)?.filter(|device| self.look.devices.contains(device))
     }
 
-    /// More than the device's place is open, which the kernel allows nobody whose control group may not. A process can have
-    /// its number mean the place and another open file by turns: what is said of the descriptor and what is said of the file
-    /// must be of one file. A node that somebody made on a file system that tells other numbers of a file than the kernel has
-    /// (overlay) is not found so: who sets out to hide has other ways, and nobody may keep others off a GPU without one.
-    fn is_open(&self, folder: &Path, file: &Path) -> bool {
-        let Some(name) = name(file) else { return false };
-        let info = folder.join("fdinfo").join(name);
-        for _ in 0..READS {
-            let Some(descriptor) = Descriptor::read(&info).filter(|one| !one.is_place) else { return false };
-            let Some(now) = kernel_file(file) else { return false };
-            if !now.device.is_some_and(|device| self.look.devices.contains(&device)) {
-                return false;
-            }
-            if descriptor.identity.is_none_or(|identity| identity == now.identity) {
-                return true;
-            }
+    /// The device is open, which the kernel allows nobody whose control group may not.
+    fn opened(&mut self, table: Table, number: i32) -> Option<DeviceNumber> {
+        let meaning =
+            if self.by_number { descriptor::meaning(table, number) } else { Err(NoMeaning::Untold) };
+        match meaning {
+            Ok(Meaning::Device(device)) if self.look.devices.contains(&device) => return Some(device),
+            Ok(Meaning::Place) => {}
+            // It was one of the devices a moment ago.
+            Ok(Meaning::Device(_) | Meaning::Other) | Err(NoMeaning::Gone) => self.missed.vanished = true,
+            Err(NoMeaning::Untold) => self.missed.untold = true,
         }
-        false
+        None
     }
 
     /// False once the pod's files or its time are used up.
@@ -295,80 +474,30 @@ impl Search<'_> {
         self.left > 0
     }
 
-    /// None, if there is no such folder any more.
-    fn entries(&mut self, folder: &Path) -> impl Iterator<Item = std::path::PathBuf> + use<> {
-        let listed = match fs::read_dir(folder) {
-            Ok(entries) => Some(entries),
-            Err(error) if is_gone(&error) => None,
-            Err(_) => {
-                self.is_whole = false;
+    /// What was asked about something that was listed.
+    fn listed<T>(&mut self, asked: io::Result<T>) -> Option<T> {
+        match asked {
+            Ok(found) => Some(found),
+            Err(error) => {
+                self.missed.vanished |= is_gone(&error);
+                self.is_whole &= is_gone(&error);
                 None
             }
-        };
-        // Whoever ends meanwhile has no more.
-        listed.into_iter().flat_map(|entries| entries.map_while(Result::ok)).map(|entry| entry.path())
+        }
     }
+}
+
+/// What is in a folder of a process, or why that cannot be listed.
+fn entries(folder: &Path) -> impl Iterator<Item = io::Result<PathBuf>> + use<> {
+    let (listed, problem) = match fs::read_dir(folder) {
+        Ok(listed) => (Some(listed), None),
+        Err(error) => (None, Some(Err(error))),
+    };
+    listed.into_iter().flatten().map(|entry| Ok(entry?.path())).chain(problem)
 }
 
 fn name(file: &Path) -> Option<&str> {
     file.file_name()?.to_str()
-}
-
-/// Which file it is: the identifier of its mount, and its inode.
-type FileIdentity = (u64, u64);
-
-/// What the kernel knows of a file.
-struct KernelFile {
-    /// Of a character device.
-    device: Option<DeviceNumber>,
-    identity: FileIdentity,
-}
-
-/// The file is not opened, and a server of the file is not asked for what the kernel knows.
-#[allow(unsafe_code)]
-fn kernel_file(file: &Path) -> Option<KernelFile> {
-    let path = CString::new(file.as_os_str().as_bytes()).ok()?;
-    let mut found = MaybeUninit::<libc::statx>::zeroed();
-    let flags = libc::AT_STATX_DONT_SYNC | libc::AT_NO_AUTOMOUNT;
-    let mask = libc::STATX_TYPE | libc::STATX_INO | libc::STATX_MNT_ID;
-    // SAFETY: the path ends with a null byte, and the place is as large as the call expects.
-    let told = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, mask, found.as_mut_ptr()) };
-    if told != 0 {
-        return None;
-    }
-    // SAFETY: all zeros is a value of the type, and the call has succeeded.
-    let found = unsafe { found.assume_init() };
-    let is_device = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
-    let device = is_device.then_some((found.stx_rdev_major, found.stx_rdev_minor));
-    Some(KernelFile { device, identity: (found.stx_mnt_id, found.stx_ino) })
-}
-
-/// What proc_pid_fdinfo(5) tells of a descriptor, all of the same file.
-struct Descriptor {
-    /// It names the file's place, and the file is not open (`O_PATH`).
-    is_place: bool,
-    /// None where the kernel does not tell (before 5.14).
-    identity: Option<FileIdentity>,
-}
-
-impl Descriptor {
-    fn read(info: &Path) -> Option<Self> {
-        let text = fs::read_to_string(info).ok()?;
-        let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let flags = u64::from_str_radix(line("flags:")?, 8).ok()?;
-        let number = |name: &str| line(name)?.parse().ok();
-        let identity = number("mnt_id:").zip(number("ino:"));
-        Some(Self { is_place: flags & u64::from(libc::O_PATH.cast_unsigned()) != 0, identity })
-    }
-}
-
-/// `kcmp(2)`. False where the kernel cannot tell.
-#[allow(unsafe_code)]
-fn have_one_table(one: u32, other: u32) -> bool {
-    // SAFETY: the call takes numbers and no pointers.
-    let order =
-        unsafe { libc::syscall(libc::SYS_kcmp, one.cast_signed(), other.cast_signed(), KCMP_FILES, 0, 0) };
-    order == 0
 }
 
 /// The process's container was given the capability `SYS_ADMIN` in the user namespace that we are in, the node's. The

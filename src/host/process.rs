@@ -65,6 +65,11 @@ pub struct PodProcesses {
     pub untold: Vec<u32>,
 }
 
+impl PodProcesses {
+    /// In the place of a pod's UID: processes that may be any pod's.
+    pub const UNTOLD: &str = "unreadable-control-group";
+}
+
 /// What became of a process that was to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {

@@ -3,10 +3,11 @@
 //!
 //! A look costs its caller [`LOOK_LIMIT`] and a [`STALL`] at most, whatever tenants do. It runs on a thread of its own. If
 //! nothing moves for [`STALL`], the process that it stands at holds it up: that thread is left, and the next one passes that
-//! process over, as do later looks until the thread comes back. Several looks can stand still at one process, if they began
-//! before the first was left. Pods that were not looked through are told and counted, and keep nobody off
-//! a device: a tenant with a million files, or with a file server that does not answer, would keep everybody off all GPUs of
-//! the node.
+//! process over, as do later looks until the thread comes back. It goes on with the pods that were not looked through, that
+//! process's last, so that no pod with several such processes hides the pods behind it. Several looks can stand still at
+//! one process, if they began before the first was left. Pods that were not looked through are told and counted, and keep
+//! nobody off a device: a tenant with a million files, or with a file server that does not answer, would keep everybody off
+//! all GPUs of the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::config::OpenDescriptors;
+use super::holders::{holders_of, listed};
 use super::metrics::FileLookCounts;
 use crate::host::{DeviceNumber, FileLook, OpenDevices, Processes};
 use crate::model::names::PodUid;
@@ -46,12 +48,13 @@ pub struct FileLooks {
     counts: FileLookCounts,
     /// Looks that stand still, each at a process.
     stuck: Arc<Mutex<Vec<Arc<FileLook>>>>,
+    limit: Duration,
     stall: Duration,
 }
 
 impl FileLooks {
     pub fn new(processes: Arc<dyn Processes>, policy: OpenDescriptors, counts: FileLookCounts) -> Self {
-        Self { processes, policy, counts, stuck: Arc::default(), stall: STALL }
+        Self { processes, policy, counts, stuck: Arc::default(), limit: LOOK_LIMIT, stall: STALL }
     }
 
     /// Those of these pods, with processes, that have one of the devices open, as far as that keeps others off the devices.
@@ -68,7 +71,9 @@ impl FileLooks {
             let (some, all) = (pods.join(", "), unfinished.len());
             warn!(
                 pods = some,
-                all, "these pods' open files were not all looked at: they may have a GPU open"
+                all,
+                "these pods' open files were not all looked at (too many, changing all the time, or held up): \
+                 they may have a GPU open"
             );
         }
         if openers.is_empty() {
@@ -76,8 +81,8 @@ impl FileLooks {
         }
         self.counts.strangers.inc();
         if self.policy == OpenDescriptors::Warn {
-            warn!(?openers, "pods have a GPU open without a claim on it, and it is given all the same");
-            openers.clear();
+            let openers = in_words(std::mem::take(&mut openers));
+            warn!(openers, "pods have a GPU open without a claim on it, and it is given all the same");
         }
         Ok(openers)
     }
@@ -98,17 +103,25 @@ impl FileLooks {
     }
 
     fn look(&self, pods: &ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<OpenDevices, String> {
-        let until = Instant::now() + LOOK_LIMIT;
+        let until = Instant::now() + self.limit;
+        let mut left: Option<Arc<FileLook>> = None;
         loop {
             let (threads, skipped) = self.stuck_at();
             if skipped.len() >= STUCK_MAX || threads >= STUCK_THREADS_MAX {
+                if let Some(left) = left {
+                    return Ok(left.found());
+                }
                 let processes = skipped.len();
                 return Err(format!("{processes} processes hold up {threads} looks at their open files"));
             }
-            let look = Arc::new(FileLook::new(pods.clone(), devices.clone(), skipped, until));
+            let look = Arc::new(match &left {
+                None => FileLook::new(pods.clone(), devices.clone(), skipped, until),
+                Some(left) => FileLook::after(left, skipped),
+            });
             if self.is_done(&look, until)? || Instant::now() >= until {
                 return Ok(look.found());
             }
+            left = Some(look);
         }
     }
 
@@ -155,6 +168,11 @@ impl FileLooks {
             }
         }
     }
+}
+
+/// Of many the first: they may be a pod's without end.
+fn in_words(openers: Openers) -> String {
+    listed(&holders_of(openers))
 }
 
 fn locked(stuck: &Mutex<Vec<Arc<FileLook>>>) -> MutexGuard<'_, Vec<Arc<FileLook>>> {

@@ -37,8 +37,6 @@ pub const AGAIN: Duration = Duration::from_secs(2);
 /// For listing the node's processes. Kubelet waits 45 s. A release lists them twice, each time behind a listing that had
 /// begun before, and looks at files.
 const LIST_LIMIT: Duration = Duration::from_secs(5);
-/// In the place of a pod's UID: processes that may be any pod's.
-const UNTOLD: &str = "unreadable-control-group";
 /// Pods, and processes of each, that are named; of more the number is told.
 const NAMED: usize = 8;
 
@@ -159,7 +157,7 @@ impl Holders {
         let look = || self.look().inspect_err(|_| self.files.count_unmade());
         let PodProcesses { by_pod: mut pods, untold } = (*look()?).clone();
         if !untold.is_empty() {
-            pods.insert(UNTOLD.into(), untold);
+            pods.insert(PodProcesses::UNTOLD.into(), untold);
         }
         if let Some(known) = among {
             // A number may be that of another's process now.

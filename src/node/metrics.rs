@@ -233,7 +233,7 @@ impl NodeMetrics {
         );
         registry.register(
             "unfinished_file_looks",
-            "Pods not all of whose open files were looked at, at each look: they have too many, or hold the look up",
+            "Pods not all of whose open files were looked at, at each look: they have too many, change them all the time, or hold the look up",
             self.file_looks.unfinished.clone(),
         );
         registry.register(

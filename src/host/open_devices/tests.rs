@@ -1,12 +1,12 @@
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 
 use super::*;
@@ -48,16 +48,19 @@ struct Shown {
 }
 
 impl Shown {
+    /// Of the numbers that system calls take.
     fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), pids: PidNamespace::Host }
+        let shown = Self { dir: tempfile::tempdir().unwrap(), pids: PidNamespace::Host };
+        symlink(std::process::id().to_string(), shown.dir.path().join("self")).unwrap();
+        shown
     }
 
-    /// What /proc tells of a real process, as that of a pod, with the rights that a container has.
-    fn add(&self, pid: u32, of: u32, pod: &str) -> PathBuf {
+    /// What /proc tells of a process, as that of a pod, with the rights that a container has.
+    fn add(&self, pid: u32, pod: &str) -> PathBuf {
         let folder = self.dir.path().join(pid.to_string());
         fs::create_dir_all(folder.join("ns")).unwrap();
-        let real = PathBuf::from(format!("/proc/{of}"));
-        for name in ["fd", "fdinfo", "map_files", "task", "stat"] {
+        let real = PathBuf::from(format!("/proc/{pid}"));
+        for name in ["fd", "map_files", "task", "stat"] {
             symlink(real.join(name), folder.join(name)).unwrap();
         }
         fs::write(folder.join("cgroup"), format!("0::/kubepods/burstable/pod{pod}/c\n")).unwrap();
@@ -81,7 +84,6 @@ impl Shown {
 }
 
 fn look(processes: &LocalProcesses, device: DeviceNumber, skipped: &[u32]) -> OpenDevices {
-    use crate::host::Processes;
     let until = Instant::now() + Duration::from_secs(60);
     let pods = processes.by_pod(until).unwrap().by_pod;
     let look = FileLook::new(pods, BTreeSet::from([device]), skipped.iter().copied().collect(), until);
@@ -94,14 +96,13 @@ fn whoever_has_a_device_open_is_found_by_its_numbers_and_not_by_its_name() {
     let shown = Shown::new();
     let full = Holding::file(File::open("/dev/full").unwrap());
     let null = Holding::file(File::open("/dev/null").unwrap());
-    shown.add(7, full.0.id(), POD);
-    shown.add(8, null.0.id(), OTHER);
-    assert_eq!(shown.openers(FULL), BTreeMap::from([(PodUid::new(POD), vec![7])]));
+    shown.add(full.0.id(), POD);
+    shown.add(null.0.id(), OTHER);
+    assert_eq!(shown.openers(FULL), BTreeMap::from([(PodUid::new(POD), vec![full.0.id()])]));
     // The other may have inherited that one, too.
-    assert_eq!(shown.openers(NULL).get(&PodUid::new(OTHER)), Some(&vec![8]));
+    assert_eq!(shown.openers(NULL).get(&PodUid::new(OTHER)), Some(&vec![null.0.id()]));
     assert_eq!(shown.openers((195, 0)), BTreeMap::new());
     drop(full);
-    fs::remove_dir_all(shown.dir.path().join("7")).unwrap();
     assert_eq!(shown.openers(FULL), BTreeMap::new(), "it has ended");
 }
 
@@ -110,36 +111,214 @@ fn whoever_has_a_device_open_is_found_by_its_numbers_and_not_by_its_name() {
 fn the_place_of_a_device_is_not_the_device() {
     let mut shown = Shown::new();
     let place = Holding::file(place_of("/dev/full"));
-    shown.add(7, place.0.id(), POD);
+    shown.add(place.0.id(), POD);
     assert_eq!(shown.openers(FULL), BTreeMap::new());
     shown.pids = PidNamespace::Own;
     assert_eq!(shown.openers(FULL).len(), 1, "simulated nodes can be had in no other way");
+}
+
+/// A test that runs in a process of its own, because others change what it measures. True: this is that process.
+fn is_alone(name: &str) -> bool {
+    const ALONE: &str = "TRANCHE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let name = format!("host::open_devices::tests::{name}");
+    let mut test = Command::new(std::env::current_exe().unwrap());
+    let told = test.args(["--exact", &name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let words = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.success() && words.contains("1 passed"), "{words}");
+    false
 }
 
 /// A process can have a descriptor mean the place of a device and another open file by turns: its number and its flags
 /// were read one after the other, and a pod that never had the device kept it from everybody.
 #[test]
 fn whoever_changes_between_the_place_and_an_open_file_has_no_device_open() {
+    flipped(&[place_of("/dev/tty"), File::open("/dev/null").unwrap()]);
+}
+
+/// What the kernel writes of an epoll in its `fdinfo` is as long as its owner likes.
+#[test]
+fn a_descriptor_of_many_words_costs_no_memory() {
+    if !is_alone("a_descriptor_of_many_words_costs_no_memory") {
+        return;
+    }
+    let files = [place_of("/dev/tty"), epoll(), File::open("/dev/null").unwrap()];
+    // What the test needs itself.
+    flipped(&files[..1]);
+    fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = most_memory();
+    flipped(&files);
+    let more = most_memory() - before;
+    assert!(more < 4096, "{more} KiB");
+}
+
+/// Of this process since the last time that it was set back, in KiB.
+fn most_memory() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+}
+
+/// With 200,000 items: each is a file by a number.
+#[allow(unsafe_code)]
+fn epoll() -> File {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the kernel makes the descriptors, and nobody else has them.
+    let made = |fd: i32| unsafe { File::from_raw_fd(fd) };
+    let (epoll, files) = unsafe {
+        let files: Vec<_> = (0..400).map(|_| made(libc::eventfd(0, libc::EFD_CLOEXEC))).collect();
+        (made(libc::epoll_create1(libc::EPOLL_CLOEXEC)), files)
+    };
+    let numbers: Vec<_> = (0..500).map(|_| files[0].try_clone().unwrap()).collect();
+    for file in &files {
+        for number in &numbers {
+            dup_onto(file, number);
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: both are open, and the event is read during the call.
+            let added = unsafe {
+                libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, number.as_raw_fd(), &raw mut event)
+            };
+            assert_eq!(added, 0);
+        }
+    }
+    // They stay as long as their files do.
+    files.into_iter().for_each(std::mem::forget);
+    epoll
+}
+
+/// None of the files is an open device: looks at numbers that mean them by turns find none.
+fn flipped(files: &[File]) {
     /// Nothing of this program's opens it.
     const TTY: DeviceNumber = (5, 0);
     let shown = Shown::new();
-    shown.add(7, std::process::id(), POD);
-    let (place, null) = (place_of("/dev/tty"), File::open("/dev/null").unwrap());
-    let changing: Vec<File> = (0..20).map(|_| null.try_clone().unwrap()).collect();
+    shown.add(std::process::id(), POD);
+    let changing: Vec<File> = (0..20).map(|_| files[0].try_clone().unwrap()).collect();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::SeqCst) {
-                for file in [&place, &null] {
+                for file in files {
                     changing.iter().for_each(|one| dup_onto(file, one));
                 }
             }
         });
-        let seen: Vec<_> =
-            (0..200).map(|_| shown.look(TTY).openers).filter(|found| !found.is_empty()).collect();
+        let looked = || shown.look(TTY).openers;
+        let seen: Vec<_> = (0..200).map(|_| looked()).filter(|found| !found.is_empty()).collect();
         is_over.store(true, Ordering::SeqCst);
         assert!(seen.is_empty(), "{seen:?}");
     });
+}
+
+/// It is at another number by the time that the one at which it was listed is looked at.
+#[test]
+fn a_descriptor_that_moves_all_the_time_is_found_or_told() {
+    if !is_alone("a_descriptor_that_moves_all_the_time_is_found_or_told") {
+        return;
+    }
+    let shown = Shown::new();
+    shown.add(std::process::id(), POD);
+    let null = File::open("/dev/null").unwrap();
+    let _before: Vec<_> = (0..300).map(|_| null.try_clone().unwrap()).collect();
+    let is_over = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = File::open("/dev/full").unwrap();
+            while !is_over.load(Ordering::SeqCst) {
+                let more = file.as_raw_fd() + 1;
+                file = duplicate(&file, if more < 900 { more } else { 400 });
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        });
+        let looks: Vec<_> = (0..100).map(|_| shown.look(FULL)).collect();
+        is_over.store(true, Ordering::SeqCst);
+        looks
+    });
+    // From the last number to the first it moves past the listing, now and then.
+    let neither = seen.iter().filter(|one| one.openers.is_empty() && one.unfinished.is_empty()).count();
+    assert!(neither <= 10, "{neither} of 100 looks saw nothing of it");
+    assert!(seen.iter().any(|one| !one.openers.is_empty()));
+}
+
+/// `F_DUPFD_CLOEXEC` of fcntl(2): at the first free number from this one on.
+#[allow(unsafe_code)]
+fn duplicate(file: &File, from: i32) -> File {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the file is open, and the descriptor that the kernel makes is nobody else's.
+    unsafe { File::from_raw_fd(libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, from)) }
+}
+
+/// Ends `pid` once a look is at it, and shows the next one, of the same pod.
+fn chained(shown: &Shown, look: &FileLook, is_over: &AtomicBool) {
+    let at = |pid: u32| shown.dir.path().join(pid.to_string());
+    let mut pid = 1_000_000_000;
+    while !is_over.load(Ordering::SeqCst) {
+        if look.at() == pid {
+            fs::rename(at(pid), at(pid + 1)).unwrap();
+            pid += 1;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// Each process of a chain of forks has what the last one had, which has ended by the time that it is looked at.
+#[test]
+fn a_pod_whose_processes_end_before_they_are_looked_at_is_told() {
+    let shown = Shown::new();
+    let full = Holding::file(File::open("/dev/full").unwrap());
+    let first = shown.dir.path().join("1000000000");
+    let folder = shown.add(full.0.id(), POD);
+    // Its one thread would be found by its true number.
+    fs::remove_file(folder.join("task")).unwrap();
+    fs::create_dir(folder.join("task")).unwrap();
+    fs::rename(folder, first).unwrap();
+    let processes = shown.processes();
+    let until = Instant::now() + Duration::from_secs(60);
+    let look = FileLook::new(processes.by_pod(until).unwrap().by_pod, BTreeSet::from([FULL]), BTreeSet::new(), until);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| chained(&shown, &look, &is_over));
+        look_at_files(&processes, &look);
+        is_over.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(look.found().unfinished, BTreeSet::from([PodUid::new(POD)]));
+}
+
+/// A process that is listed may have ended, which is nothing to tell, and may have left the device to another.
+#[test]
+fn what_a_process_that_has_ended_left_to_another_of_its_pod_is_found() {
+    let shown = Shown::new();
+    let [one, two] = [(), ()].map(|()| Holding::file(File::open("/dev/full").unwrap()));
+    shown.add(one.0.id(), POD);
+    let listed = shown.processes().by_pod(Instant::now() + Duration::from_secs(60)).unwrap().by_pod;
+    let look = || {
+        let until = Instant::now() + Duration::from_secs(60);
+        let look = FileLook::new(listed.clone(), BTreeSet::from([FULL]), BTreeSet::new(), until);
+        look_at_files(&shown.processes(), &look);
+        look.found()
+    };
+    drop(one);
+    assert_eq!(look(), OpenDevices::default(), "it is not there, and there is no other");
+    shown.add(two.0.id(), POD);
+    let found = look();
+    let pids = found.openers.get(&PodUid::new(POD)).map(|pids| pids.keys().copied().collect());
+    assert_eq!((pids, found.unfinished), (Some(vec![two.0.id()]), BTreeSet::new()));
+}
+
+/// Whether a descriptor is open is asked by the process's number: where numbers are others here, nobody is accused.
+#[test]
+fn what_the_kernel_does_not_tell_is_told_as_unfinished() {
+    let shown = Shown::new();
+    let (full, place) = (File::open("/dev/full").unwrap(), place_of("/dev/full"));
+    let [full, place] = [full, place].map(Holding::file);
+    shown.add(full.0.id(), POD);
+    shown.add(place.0.id(), OTHER);
+    fs::remove_file(shown.dir.path().join("self")).unwrap();
+    let found = shown.look(FULL);
+    assert_eq!(found.openers, BTreeMap::new());
+    assert_eq!(found.unfinished, BTreeSet::from([PodUid::new(POD), PodUid::new(OTHER)]));
+    assert_eq!(shown.look(ZERO), OpenDevices::default(), "neither has anything of the kind");
 }
 
 /// `dup2(2)`: the second means the same as the first then.
@@ -152,18 +331,19 @@ fn dup_onto(file: &File, other: &File) {
 #[test]
 fn a_process_that_may_administrate_the_node_is_left_out_and_no_other_of_its_pod() {
     let shown = Shown::new();
-    let [one, two] = [(), ()].map(|()| Holding::file(File::open("/dev/full").unwrap()));
-    let folder = shown.add(7, one.0.id(), POD);
-    shown.add(9, two.0.id(), POD);
+    let holding = [(), ()].map(|()| Holding::file(File::open("/dev/full").unwrap()));
+    let mut pids = holding.each_ref().map(|one| one.0.id());
+    pids.sort_unstable();
+    let [folder, _] = pids.map(|pid| shown.add(pid, POD));
     let all = "Name:\tx\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n";
     fs::write(folder.join("status"), all).unwrap();
-    let both = BTreeMap::from([(PodUid::new(POD), vec![7, 9])]);
+    let both = BTreeMap::from([(PodUid::new(POD), pids.to_vec())]);
     assert_eq!(shown.openers(FULL), both, "it may be root of a namespace of its own");
     symlink("user:[1]", folder.join("ns/user")).unwrap();
     assert_eq!(shown.openers(FULL), both, "it is");
     fs::remove_file(folder.join("ns/user")).unwrap();
     symlink(fs::read_link("/proc/self/ns/user").unwrap(), folder.join("ns/user")).unwrap();
-    assert_eq!(shown.openers(FULL), BTreeMap::from([(PodUid::new(POD), vec![9])]));
+    assert_eq!(shown.openers(FULL), BTreeMap::from([(PodUid::new(POD), vec![pids[1]])]));
     // A process can give itself a name of any lines, and no other rights.
     fs::write(folder.join("status"), "Name:\tx\\nCapBnd:\t000001ffffffffff\nCapBnd:\t00000000a80425fb\n")
         .unwrap();
@@ -173,9 +353,12 @@ fn a_process_that_may_administrate_the_node_is_left_out_and_no_other_of_its_pod(
 /// What a thread has open that has a table of files of its own, its process does not show.
 #[test]
 fn a_thread_hides_no_file_in_a_table_of_its_own() {
+    if !is_alone("a_thread_hides_no_file_in_a_table_of_its_own") {
+        return;
+    }
     let own = std::process::id();
     let shown = Shown::new();
-    shown.add(own, own, POD);
+    shown.add(own, POD);
     assert_eq!(shown.openers(RANDOM), BTreeMap::new());
     let (told, opened) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
@@ -196,9 +379,12 @@ fn a_thread_hides_no_file_in_a_table_of_its_own() {
 #[test]
 #[allow(unsafe_code)]
 fn a_mapping_of_a_device_whose_descriptor_is_closed_is_found() {
+    if !is_alone("a_mapping_of_a_device_whose_descriptor_is_closed_is_found") {
+        return;
+    }
     let own = std::process::id();
     let shown = Shown::new();
-    shown.add(own, own, POD);
+    shown.add(own, POD);
     assert_eq!(shown.openers(ZERO), BTreeMap::new());
     let file = File::open("/dev/zero").unwrap();
     let (null, length) = (std::ptr::null_mut(), 4096);
@@ -216,8 +402,10 @@ fn a_mapping_of_a_device_whose_descriptor_is_closed_is_found() {
 #[test]
 fn a_mapping_is_found_also_when_the_first_thread_has_ended() {
     let shown = Shown::new();
+    // These are nobody's numbers.
+    fs::remove_file(shown.dir.path().join("self")).unwrap();
     let first = shown.dir.path().join("7");
-    for name in ["fd", "map_files", "task/7", "task/8", "task/9", "ns"] {
+    for name in ["fd", "map_files", "task/7", "task/8/fd", "task/9/fd", "ns"] {
         fs::create_dir_all(first.join(name)).unwrap();
     }
     fs::write(first.join("stat"), "7 (x) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n").unwrap();
@@ -235,49 +423,47 @@ fn a_mapping_is_found_also_when_the_first_thread_has_ended() {
 
 /// The search of one pod with so many files left to look at.
 fn searched(shown: &Shown, left: usize) -> OpenDevices {
-    use crate::host::Processes;
     let processes = shown.processes();
     let until = Instant::now() + Duration::from_secs(60);
     let pods = processes.by_pod(until).unwrap().by_pod;
-    let look = FileLook::new(pods, BTreeSet::from([URANDOM]), BTreeSet::new(), until);
-    let search = Search { look: &look, left, until, is_whole: true, processes: &processes, by_number: false };
-    if search.pod(&PodUid::new(POD), &[7]) {
-        look.note(|found| found.unfinished.clear());
+    let look = FileLook::new(pods.clone(), BTreeSet::from([URANDOM]), BTreeSet::new(), until);
+    let mut search = Search::new(&processes, &look, true, left, until);
+    search.pod(&PodUid::new(POD), &pods[&PodUid::new(POD)]);
+    if let Outcome::Whole = search.outcome() {
+        look.finish(&PodUid::new(POD));
     }
     look.found()
 }
 
-/// Opens one of the pipes that somebody reads, so that the reader goes on, and finds that the file is no open device.
+/// Opens one of the pipes that somebody reads, so that the reader goes on, and finds that the process may have the device.
 fn let_go(pipes: &[PathBuf]) -> bool {
     use std::io::Write;
     let mut options = OpenOptions::new();
     options.write(true).custom_flags(libc::O_NONBLOCK);
     // Without a reader there is an error.
     let read = pipes.iter().find_map(|pipe| options.open(pipe).ok());
-    read.is_some_and(|mut pipe| writeln!(pipe, "flags:\t{:o}", libc::O_PATH).is_ok())
+    read.is_some_and(|mut pipe| writeln!(pipe, "CapBnd:\t000001ffffffffff").is_ok())
 }
 
-/// Each of the first pod's files takes longer than all of a pod's may: it is left for the second, and goes on afterwards.
+/// Each of the first pod's processes takes longer than all of a pod's may: it is left for the second, and goes on afterwards.
 #[test]
 fn a_pod_whose_files_are_slow_hides_no_other_pod() {
     let shown = Shown::new();
-    let [slow, other] = ["/dev/null", "/dev/full"].map(|path| Holding::file(File::open(path).unwrap()));
-    let folder = shown.add(7, slow.0.id(), POD);
-    shown.add(8, other.0.id(), OTHER);
-    for name in ["fd", "fdinfo"] {
-        fs::remove_file(folder.join(name)).unwrap();
-        fs::create_dir(folder.join(name)).unwrap();
-    }
-    let pipes: Vec<_> = (0..3).map(|number| folder.join(format!("fdinfo/{number}"))).collect();
-    for (number, pipe) in pipes.iter().enumerate() {
-        symlink("/dev/full", folder.join(format!("fd/{number}"))).unwrap();
-        nix::unistd::mkfifo(pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    }
-    use crate::host::Processes;
+    let full = || Holding::file(File::open("/dev/full").unwrap());
+    let (slow, other) = ([(), (), ()].map(|()| full()), full());
+    shown.add(other.0.id(), OTHER);
+    let pipes = slow.each_ref().map(|one| {
+        let folder = shown.add(one.0.id(), POD);
+        symlink(fs::read_link("/proc/self/ns/user").unwrap(), folder.join("ns/user")).unwrap();
+        fs::remove_file(folder.join("status")).unwrap();
+        nix::unistd::mkfifo(&folder.join("status"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        folder.join("status")
+    });
     let processes = shown.processes();
     let begun = Instant::now();
     let until = begun + Duration::from_secs(120);
     let pods = processes.by_pod(until).unwrap().by_pod;
+    let of_first = pods[&PodUid::new(POD)].clone();
     let look = FileLook::new(pods, BTreeSet::from([FULL]), BTreeSet::new(), until);
     // No assertion in there: a thread that reads a pipe is waited for.
     let (mut first_reached, mut is_hidden) = (false, true);
@@ -286,7 +472,7 @@ fn a_pod_whose_files_are_slow_hides_no_other_pod() {
         let limit = begun + Duration::from_secs(20);
         let mut reached = None;
         while !first_reached && Instant::now() < limit {
-            reached = reached.or_else(|| (look.at() == 7).then(Instant::now));
+            reached = reached.or_else(|| of_first.contains(&look.at()).then(Instant::now));
             let is_late = reached.is_some_and(|at: Instant| at.elapsed() > TIME_FIRST);
             first_reached = is_late && let_go(&pipes);
             std::thread::yield_now();
@@ -300,9 +486,9 @@ fn a_pod_whose_files_are_slow_hides_no_other_pod() {
             std::thread::yield_now();
         }
     });
-    assert!(first_reached, "the first file is not looked at");
+    assert!(first_reached, "the first process is not looked at");
     assert!(!is_hidden, "one pod hides the other: {:?}", look.found());
-    assert_eq!(look.found().openers.len(), 1, "a place is no open device");
+    assert_eq!(look.found().openers.len(), 1, "who may administrate the node is no opener");
     assert_eq!(look.found().unfinished, BTreeSet::new(), "it went on afterwards");
 }
 
@@ -310,19 +496,35 @@ fn a_pod_whose_files_are_slow_hides_no_other_pod() {
 fn files_without_number_cost_a_bounded_look_and_are_told() {
     let shown = Shown::new();
     let holding = Holding::file(File::open("/dev/urandom").unwrap());
-    shown.add(7, holding.0.id(), POD);
+    let pid = holding.0.id();
+    shown.add(pid, POD);
     assert_eq!(searched(&shown, 1000).openers.len(), 1);
     let cut = searched(&shown, 1);
     assert_eq!(cut.unfinished, BTreeSet::from([PodUid::new(POD)]), "it may have more");
-    let mut passed_over = look(&shown.processes(), URANDOM, &[7]);
+    let mut passed_over = look(&shown.processes(), URANDOM, &[pid]);
     assert_eq!(passed_over.unfinished.pop_first(), Some(PodUid::new(POD)));
     assert_eq!(passed_over.openers, BTreeMap::new());
     let over = FileLook::new(
-        BTreeMap::from([(PodUid::new(POD), vec![7])]),
+        BTreeMap::from([(PodUid::new(POD), vec![pid])]),
         BTreeSet::from([URANDOM]),
         BTreeSet::new(),
         Instant::now(),
     );
     look_at_files(&shown.processes(), &over);
     assert_eq!((over.found().openers.len(), over.found().unfinished.len(), over.steps()), (0, 1, 0));
+}
+
+/// What was found and looked through before a look was held up counts, and the pod that held it up comes last.
+#[test]
+fn a_look_goes_on_where_the_one_before_was_held_up() {
+    let pods = ["a", "b", "c"].into_iter().zip(1..).map(|(pod, pid)| (pod.into(), vec![pid])).collect();
+    let (devices, until) = (BTreeSet::from([FULL]), Instant::now() + Duration::from_secs(60));
+    let first = FileLook::new(pods, devices, BTreeSet::new(), until);
+    first.opened("b", 2, FULL);
+    first.finish(&"b".into());
+    first.is_at(&"a".into());
+    let second = FileLook::after(&first, BTreeSet::from([1]));
+    assert_eq!(second.pods, [("c".into(), vec![3]), ("a".into(), vec![1])]);
+    assert_eq!(second.found(), first.found());
+    assert_eq!(second.found().unfinished, BTreeSet::from(["a".into(), "c".into()]));
 }

@@ -6,8 +6,12 @@ use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, EndError, ManagedMemory, PodProcesses};
 use crate::model::process::ProcessKey;
 
-/// A look at the first of these processes stands still until it is let go.
-struct Standing(Mutex<Option<Receiver<()>>>);
+/// Looks at the first so many processes stand still until they are let go. The last one has a device open.
+struct Standing {
+    still: Vec<u32>,
+    let_go: Mutex<Receiver<()>>,
+    opener: u32,
+}
 
 impl Processes for Standing {
     fn started(&self, _: u32) -> io::Result<Option<u64>> {
@@ -29,11 +33,14 @@ impl Processes for Standing {
         Ok(PodProcesses::default())
     }
     fn look_at_files(&self, look: &FileLook) {
-        let held_up = self.0.lock().unwrap().take();
-        match held_up {
-            Some(held_up) => _ = held_up.recv(),
-            None => look.opened("second", 2, (195, 0)),
-        }
+        look.each(|look, pod, pid| {
+            if self.still.contains(&pid) {
+                let _ = self.let_go.lock().unwrap().recv();
+            }
+            if pid == self.opener {
+                look.opened(pod.as_str(), pid, (195, 0));
+            }
+        });
     }
     fn are_all_shown(&self) -> bool {
         true
@@ -50,16 +57,30 @@ fn pods() -> ByPod {
     BTreeMap::from([("first".into(), vec![1]), ("second".into(), vec![2])])
 }
 
-fn looks(policy: OpenDescriptors, held_up: Option<Receiver<()>>) -> FileLooks {
-    let processes = Arc::new(Standing(Mutex::new(held_up)));
+fn looks(policy: OpenDescriptors) -> FileLooks {
+    standing(policy, &[], channel().1)
+}
+
+/// Of processes of which looks at these stand still; the one behind them is the opener.
+fn standing(policy: OpenDescriptors, still: &[u32], let_go: Receiver<()>) -> FileLooks {
+    let opener = still.last().map_or(2, |last| last + 1);
+    let processes = Arc::new(Standing { still: still.to_vec(), let_go: Mutex::new(let_go), opener });
     let looks = FileLooks::new(processes, policy, FileLookCounts::default());
     FileLooks { stall: Duration::from_millis(300), ..looks }
+}
+
+fn until_none_stands(looks: &FileLooks) {
+    let ended = Instant::now() + Duration::from_secs(20);
+    while !locked(&looks.stuck).is_empty() {
+        assert!(Instant::now() < ended, "a look that was let go is still taken for one that stands");
+        thread::yield_now();
+    }
 }
 
 #[test]
 fn a_process_that_holds_a_look_up_is_left_and_the_others_are_looked_at() {
     let (let_go, held_up) = channel();
-    let looks = looks(OpenDescriptors::Withhold, Some(held_up));
+    let looks = standing(OpenDescriptors::Withhold, &[1], held_up);
     let devices = BTreeSet::from([(195, 0)]);
     let found = looks.openers(pods(), &devices).unwrap();
     assert_eq!(found.keys().collect::<Vec<_>>(), [&PodUid::new("second")]);
@@ -67,17 +88,26 @@ fn a_process_that_holds_a_look_up_is_left_and_the_others_are_looked_at() {
     assert_eq!(looks.counts.unfinished.get(), 2, "neither was looked through");
     assert_eq!(locked(&looks.stuck).len(), 1);
     drop(let_go);
-    let ended = Instant::now() + Duration::from_secs(20);
-    while !locked(&looks.stuck).is_empty() {
-        assert!(Instant::now() < ended, "the look that was let go is still taken for one that stands");
-        thread::yield_now();
-    }
+    until_none_stands(&looks);
+}
+
+/// Each holds a look up for as long as it is waited for: all the time was spent on the first pod, look by look.
+#[test]
+fn a_pod_with_many_processes_that_hold_looks_up_hides_no_other_pod() {
+    let (let_go, held_up) = channel();
+    let looks = standing(OpenDescriptors::Withhold, &[1, 2, 3], held_up);
+    let looks = FileLooks { limit: Duration::from_millis(900), ..looks };
+    let pods = BTreeMap::from([("first".into(), vec![1, 2, 3]), ("second".into(), vec![4])]);
+    let found = looks.openers(pods, &BTreeSet::from([(195, 0)])).unwrap();
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&PodUid::new("second")]);
+    drop(let_go);
+    until_none_stands(&looks);
 }
 
 /// Looks that begin at the same time all stand at the same process before the first of them is left.
 #[test]
 fn who_holds_many_looks_up_counts_once_and_nobody_looks_at_eight_such() {
-    let looks = looks(OpenDescriptors::Withhold, None);
+    let looks = looks(OpenDescriptors::Withhold);
     let devices = BTreeSet::from([(195, 0)]);
     let at = |pid: u32| {
         let look = FileLook::new(pods(), devices.clone(), BTreeSet::new(), Instant::now());
@@ -88,9 +118,9 @@ fn who_holds_many_looks_up_counts_once_and_nobody_looks_at_eight_such() {
     assert_eq!(looks.openers(pods(), &devices).unwrap().len(), 1, "the ninth look passes it over");
     assert_eq!(looks.counts.unmade.get(), 0);
     // As many processes as that: nobody looks any more, and says so.
-    locked(&looks.stuck).extend((2..=7).map(at));
+    locked(&looks.stuck).extend((3..=8).map(at));
     assert_eq!(looks.openers(pods(), &devices).unwrap().len(), 1);
-    locked(&looks.stuck).push(at(8));
+    locked(&looks.stuck).push(at(9));
     let words = looks.openers(pods(), &devices).unwrap_err();
     assert!(words.contains("8 processes hold up 15 looks"), "{words}");
     assert_eq!(looks.counts.unmade.get(), 1);
@@ -103,7 +133,14 @@ fn who_holds_many_looks_up_counts_once_and_nobody_looks_at_eight_such() {
 
 #[test]
 fn who_is_only_to_warn_gives_the_device_and_counts() {
-    let looks = looks(OpenDescriptors::Warn, None);
+    let looks = looks(OpenDescriptors::Warn);
     assert!(looks.is_on() && looks.openers(pods(), &BTreeSet::from([(195, 0)])).unwrap().is_empty());
     assert_eq!(looks.counts.strangers.get(), 1);
+}
+
+#[test]
+fn a_warning_names_few_of_many_openers() {
+    let all = |pod: u32| (PodUid::new(format!("{pod}")), (0..30_000).map(|pid| (pid, (195, 0))).collect());
+    let words = in_words((0..110).map(all).collect());
+    assert!(words.contains("29992 more of pod 0") && words.len() < 2000, "{words}");
 }
