@@ -323,7 +323,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&numbered(&self.pids))?;
         match (self.pod.name.as_str(), self.pod.uid.as_str()) {
-            ("", UNTOLD) => write!(f, " whose control group cannot be read")?,
+            ("", PodProcesses::UNTOLD) => write!(f, " whose control group cannot be read")?,
             ("", uid) => write!(f, " of pod {uid}")?,
             _ => write!(f, " of pod {}", self.pod)?,
         }

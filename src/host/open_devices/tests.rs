@@ -167,6 +167,7 @@ fn epoll() -> File {
     use std::os::fd::FromRawFd;
     // SAFETY: the kernel makes the descriptors, and nobody else has them.
     let made = |fd: i32| unsafe { File::from_raw_fd(fd) };
+    // SAFETY: the calls take numbers and no pointers.
     let (epoll, files) = unsafe {
         let files: Vec<_> = (0..400).map(|_| made(libc::eventfd(0, libc::EFD_CLOEXEC))).collect();
         (made(libc::epoll_create1(libc::EPOLL_CLOEXEC)), files)
@@ -275,7 +276,12 @@ fn a_pod_whose_processes_end_before_they_are_looked_at_is_told() {
     fs::rename(folder, first).unwrap();
     let processes = shown.processes();
     let until = Instant::now() + Duration::from_secs(60);
-    let look = FileLook::new(processes.by_pod(until).unwrap().by_pod, BTreeSet::from([FULL]), BTreeSet::new(), until);
+    let look = FileLook::new(
+        processes.by_pod(until).unwrap().by_pod,
+        BTreeSet::from([FULL]),
+        BTreeSet::new(),
+        until,
+    );
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| chained(&shown, &look, &is_over));
