@@ -304,6 +304,7 @@ fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
         false => params::decode(parameters),
     };
     let read = read.and_then(|params| params.check_source(ConfigSource::FromClaim).map(|()| params));
+    let read = read.and_then(|params| params::check_new(&params).map(|()| params));
     read.map_err(|error| Problem {
         field: match error.path.as_str() {
             "parameters" => at.to_owned(),
@@ -674,6 +675,8 @@ mod tests {
         let path =
             "spec.devices.config[0].opaque.parameters.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: ";
         assert!(line.starts_with(path), "{line}");
+        let line = only(mps(json!({"defaultPinnedDeviceMemoryLimit": "2000"})));
+        assert_eq!(line, format!("{path}2000 bytes are less than 1 MiB; did you mean 2000Mi?"));
     }
 
     #[test]
@@ -825,6 +828,23 @@ mod tests {
         assert!(warned(json!([{"name": "gpu", "deviceClassName": SHARED_CLASS, "count": 3}])));
         assert!(!warned(json!([shared("a")])));
         assert!(!warned(json!([either])));
+        assert!(messages::SEVERAL_SHARES.len() <= 256);
+        // Those that kube-scheduler places meet on the node.
+        let scheduled = |name: &str, count: u32| {
+            let capacity = json!({"requests": {"memory": "2Gi"}});
+            json!({"name": name, "exactly": {"deviceClassName": "gpu.nvidia.com", "count": count, "capacity": capacity}})
+        };
+        let whole =
+            |name: &str| json!({"name": name, "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
+        let plain = |requests: Value| {
+            let answer = asked("ResourceClaim", "CREATE", claim(&json!({"requests": requests})), Value::Null);
+            assert_eq!(answer.verdict, Verdict::Allowed, "{answer:?}");
+            answer.review["response"]["warnings"][0].as_str() == Some(messages::SEVERAL_SHARES)
+        };
+        assert!(plain(json!([scheduled("a", 2)])));
+        assert!(plain(json!([scheduled("a", 1), scheduled("b", 1)])));
+        assert!(!plain(json!([scheduled("a", 1)])));
+        assert!(!plain(json!([scheduled("a", 1), whole("b")])));
         // Whole GPUs have no MPS daemon.
         let thousandths = |count: u32, thousandths: &str| {
             let capacity = json!({"requests": {"thousandths": thousandths}});

@@ -7,9 +7,10 @@ use crate::select::{CLAIM_BYTES_MAX, CLAIM_ENTRIES_MAX, CONSTRAINED_MAX};
 
 pub const ALLOCATION_MODE: &str = "has no meaning for shares; write a count";
 pub const ADMIN_ACCESS: &str = "is for class gpu.nvidia.com; shares have no administrative access";
+/// The API server may cut a warning after 256 characters.
 pub const SEVERAL_SHARES: &str = "the claim has shares of several GPUs, which one MPS daemon serves: while it lasts, no \
-                                  share of a single GPU is placed on them, unless their node has mps.daemon=share. Write a claim for each GPU if \
-                                  programs use them apart";
+                                  share of a single GPU can be used on them, whoever places it, unless their node has \
+                                  mps.daemon=share. Write a claim for each GPU if programs use them apart";
 /// Behind the words about a request without an amount. The API server leaves the field out before anybody sees it.
 pub const CAPACITY_DROPPED: &str = "if the request had capacity.requests, the API server has dropped it: Kubernetes 1.34 \
                                     and 1.35 keep it only with the feature gate DRAConsumableCapacity";

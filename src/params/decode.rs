@@ -11,6 +11,10 @@ use crate::model::plain::in_plain_words;
 use crate::model::quantity::{Bytes, Quantity};
 
 const API_VERSION: &str = "resource.nvidia.com/v1beta1";
+/// Where the limits of an MPS daemon stand.
+const MPS_AT: &str = "sharing.mpsConfig";
+const ALL_DEVICES: &str = "defaultPinnedDeviceMemoryLimit";
+const PER_DEVICE: &str = "defaultPerDevicePinnedMemoryLimit";
 
 /// Why parameters cannot be used. The text is shown to the author of the claim.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -166,13 +170,29 @@ fn interval(word: Option<String>) -> Result<Interval, ParamsError> {
     }
 }
 
+/// What decodes, and no claim may say that has no device yet: a limit of less than 1 MiB. Apart from [`decode`], because
+/// claims were prepared with such limits, and are read again while their pods run.
+///
+/// # Errors
+/// The limit's path, and what was probably meant.
+pub fn check_new(params: &Params) -> Result<(), ParamsError> {
+    let (Params::Gpu(Some(Sharing::Mps(mps))) | Params::Mig(Some(Sharing::Mps(mps)))) = params else {
+        return Ok(());
+    };
+    let all = mps.pinned_memory_limit.map(|limit| (format!("{MPS_AT}.{ALL_DEVICES}"), limit));
+    let each = mps.per_device_pinned_memory_limit.iter();
+    let each = each.map(|(device, limit)| (format!("{MPS_AT}.{PER_DEVICE}.{device}"), *limit));
+    let wrong =
+        |(path, limit)| gpu_share::below_the_least(limit).map(|problem| ParamsError { path, problem });
+    all.into_iter().chain(each).find_map(wrong).map_or(Ok(()), Err)
+}
+
 fn mps(raw: RawMps) -> Result<MpsSettings, ParamsError> {
-    const AT: &str = "sharing.mpsConfig";
     if let Some(percent) = raw.default_active_thread_percentage
         && !(1..=100).contains(&percent)
     {
         return Err(ParamsError::new(
-            &format!("{AT}.defaultActiveThreadPercentage"),
+            &format!("{MPS_AT}.defaultActiveThreadPercentage"),
             format!("{percent} is out of range; write a percentage from 1 to 100"),
         ));
     }
@@ -187,14 +207,14 @@ fn mps(raw: RawMps) -> Result<MpsSettings, ParamsError> {
         active_thread_percentage: raw.default_active_thread_percentage,
         pinned_memory_limit: raw
             .default_pinned_device_memory_limit
-            .map(|quantity| limit(format!("{AT}.defaultPinnedDeviceMemoryLimit"), quantity))
+            .map(|quantity| limit(format!("{MPS_AT}.{ALL_DEVICES}"), quantity))
             .transpose()?,
         per_device_pinned_memory_limit: raw
             .default_per_device_pinned_memory_limit
             .unwrap_or_default()
             .into_iter()
             .map(|(device, quantity)| {
-                let bytes = limit(format!("{AT}.defaultPerDevicePinnedMemoryLimit.{device}"), quantity)?;
+                let bytes = limit(format!("{MPS_AT}.{PER_DEVICE}.{device}"), quantity)?;
                 Ok((device, bytes))
             })
             .collect::<Result<_, ParamsError>>()?,
@@ -287,6 +307,33 @@ mod tests {
             let error = decode(&parameters).expect_err(&parameters.to_string());
             assert_eq!(error.path, path, "{parameters}: {error}");
             assert!(error.problem.contains(word), "{parameters}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_limit_of_mps_below_1_mib_is_read_where_it_is_in_use_and_refused_where_it_is_new() {
+        let of = |kind: &str, mps: Value| json!({"apiVersion": API_VERSION, "kind": kind, "sharing": {"strategy": "MPS", "mpsConfig": mps}});
+        for kind in ["GpuConfig", "MigDeviceConfig"] {
+            for (mps, words) in [
+                (
+                    json!({"defaultPinnedDeviceMemoryLimit": "2000"}),
+                    "defaultPinnedDeviceMemoryLimit: 2000 bytes are less than 1 MiB; did you mean 2000Mi?",
+                ),
+                (
+                    json!({"defaultPerDevicePinnedMemoryLimit": {"0": "10Gi", "1": 8000}}),
+                    "defaultPerDevicePinnedMemoryLimit.1: 8000 bytes are less than 1 MiB; did you mean 8000Mi?",
+                ),
+                (
+                    json!({"defaultPinnedDeviceMemoryLimit": "1048575"}),
+                    "defaultPinnedDeviceMemoryLimit: 1048575 bytes are less than 1 MiB; did you mean 1Mi?",
+                ),
+            ] {
+                let params = decode(&of(kind, mps)).expect("it may be a claim's that runs");
+                let error = check_new(&params).unwrap_err().to_string();
+                assert_eq!(error, format!("sharing.mpsConfig.{words}"));
+            }
+            let least = decode(&of(kind, json!({"defaultPinnedDeviceMemoryLimit": "1Mi"}))).unwrap();
+            assert_eq!(check_new(&least), Ok(()));
         }
     }
 }

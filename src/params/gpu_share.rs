@@ -260,14 +260,18 @@ fn bytes(quantity: Quantity) -> Result<Bytes, ParamsError> {
 
 /// The least is 1 MiB: MPS counts in MiB, and who writes `2000` means no bytes.
 fn memory(quantity: Quantity) -> Result<Bytes, String> {
-    match quantity.units_ceil() {
-        Some(bytes) if bytes >= Bytes::from_mib(1).0 => Ok(Bytes(bytes)),
-        Some(bytes @ 1..) => {
-            let meant = if bytes <= MEANT_AS_MIB_MAX { bytes } else { 1 };
-            Err(format!("{bytes} bytes are less than 1 MiB; did you mean {meant}Mi?"))
-        }
-        _ => Err(format!("{quantity} is not a valid amount of memory; write one such as 2000Mi")),
+    match quantity.units_ceil().filter(|bytes| *bytes > 0) {
+        Some(bytes) => below_the_least(Bytes(bytes)).map_or(Ok(Bytes(bytes)), Err),
+        None => Err(format!("{quantity} is not a valid amount of memory; write one such as 2000Mi")),
     }
+}
+
+/// What is wrong with so few bytes, if they are less than 1 MiB.
+pub(super) fn below_the_least(bytes: Bytes) -> Option<String> {
+    let Bytes(bytes) = bytes;
+    let meant = if bytes <= MEANT_AS_MIB_MAX { bytes } else { 1 };
+    let words = || format!("{bytes} bytes are less than 1 MiB; did you mean {meant}Mi?");
+    (bytes < Bytes::from_mib(1).0).then(words)
 }
 
 /// The memory that a request's `capacity.requests.memory` asks for, whoever places it.

@@ -15,13 +15,13 @@ mod grant;
 mod resolve;
 
 pub use asked::{AskedError, MEMORY, Said, THOUSANDTHS, asked, capacity_of};
-pub use decode::{ParamsError, decode};
+pub use decode::{ParamsError, check_new, decode};
 pub use gpu_share::{
     Amount, Fraction, GpuShare, MIG_OF_SCHEDULED_SHARE, limit_of_scheduled_share, limit_of_whole,
     requested_memory,
 };
 pub use grant::{GrantedDevice, ShareGrant};
-pub use resolve::{DeviceSettings, ResolveError, grant_of, resolve};
+pub use resolve::{DeviceSettings, ResolveError, check_all_new, grant_of, resolve};
 
 use crate::model::claim::ConfigSource;
 use crate::model::quantity::Bytes;

@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 
-use super::{GpuShare, GrantedDevice, Params, ParamsError, ShareGrant, Sharing, decode};
+use super::{GpuShare, GrantedDevice, Params, ParamsError, ShareGrant, Sharing, check_new, decode};
 use crate::model::claim::{Access, Allocated, AllocatedClaim, Config};
 use crate::model::gpu::Device;
 use crate::model::names::{DeviceName, RequestName};
@@ -115,6 +115,16 @@ pub fn resolve(
 /// What our controller granted of a result's device, for those who only tell of it.
 pub fn grant_of(claim: &AllocatedClaim, result: &Allocated) -> Result<Option<GrantedDevice>, ResolveError> {
     granted(claim, &entries(claim)?, &result.request, &result.device)
+}
+
+/// Of a claim that has no device yet: what claims that have one may go on saying.
+///
+/// # Errors
+/// An entry that cannot be read, or says what no new claim may say ([`check_new`]).
+pub fn check_all_new(claim: &AllocatedClaim) -> Result<(), ResolveError> {
+    entries(claim)?.into_iter().try_for_each(|Entry { index, params, .. }| {
+        check_new(&params).map_err(|source| ResolveError::Params { index, source })
+    })
 }
 
 fn entries(claim: &AllocatedClaim) -> Result<Vec<Entry<'_>>, ResolveError> {

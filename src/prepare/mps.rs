@@ -171,7 +171,7 @@ fn for_devices(targets: &[&Target<'_>], exclusive: bool) -> Result<Option<Daemon
 fn memory_limit(settings: &MpsSettings, index: usize, device: Device<'_>) -> Option<Bytes> {
     let named = |(name, _): &&(String, Bytes)| *name == index.to_string() || name == device.uuid().as_str();
     let own = settings.per_device_pinned_memory_limit.iter().rfind(named).map(|(_, limit)| *limit);
-    // MPS takes whole MiB; less than one would be none.
+    // MPS takes whole MiB; less than one would be none. Less is in claims that were prepared before it was refused.
     own.or(settings.pinned_memory_limit).map(|limit| Bytes::from_mib(limit.mib_floor().max(1)))
 }
 

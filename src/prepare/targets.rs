@@ -99,6 +99,10 @@ fn target<'a>(
         return Err(Refusal::Changing { device: name, why: why.clone() });
     }
     let settings = resolve(claim, &result.request, &device)?;
+    // What a claim was prepared with it keeps: its pods run, and its container edits are made anew for them.
+    if !site.held.iter().any(|holder| holder.is_current_of(&claim.claim.uid)) {
+        params::check_all_new(claim)?;
+    }
     if let Some(granted) = &settings.grant
         && let Extent::Mig(place) = granted.extent
     {

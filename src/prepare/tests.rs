@@ -538,6 +538,34 @@ fn a_claim_may_share_its_own_devices_by_mps() {
     assert!(matches!(&steps[0], Step::Mps { exclusive: false, group, .. } if group.folder() == "MIG-0"));
 }
 
+#[test]
+fn a_limit_of_mps_without_its_unit_is_refused_unless_the_claim_is_prepared_with_it() {
+    let limited = |limit: &str| {
+        let mut claim = claim("c1", vec![result("gpu", "gpu-0")]);
+        claim.configs = vec![Config {
+            source: ConfigSource::FromClaim,
+            requests: vec![],
+            parameters: json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {
+                "strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": limit}}}),
+        }];
+        claim
+    };
+    let said = words(planned(&limited("2000"), &[]));
+    assert!(said.contains("config[0]") && said.contains("did you mean 2000Mi?"), "{said}");
+    // As it was recorded before such limits were refused: rounded up to what MPS can count.
+    let recorded = planned(&limited("1Mi"), &[]).unwrap();
+    let again = planned(&limited("2000"), std::slice::from_ref(&recorded.intent)).unwrap();
+    assert!(recorded.intent.holds_as(&again.intent), "{:?}", again.intent.steps);
+    assert_eq!(recorded.cdi, again.cdi);
+    // Another claim's record is no reason.
+    let other = planned(&claim("c2", vec![result("gpu", "gpu-1")]), &[]).unwrap().intent;
+    assert!(planned(&limited("2000"), &[other]).is_err());
+    // Administrative access changes nothing, so nothing is read.
+    let mut admin = limited("2000");
+    admin.results[0].access = Access::Admin;
+    assert!(planned(&admin, &[]).is_ok());
+}
+
 /// What the controller writes for requests: a part of each device, `Mi` and percent (0: not capped).
 fn share_grant(requests: &[&str], parts: &[(&str, &str, u64, u64)]) -> Config {
     let part = |(device, gpu, mib, compute): &(&str, &str, u64, u64)| {

@@ -220,8 +220,17 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
     old["apiVersion"] = json!("resource.k8s.io/v1beta1");
     old["spec"]["devices"]["requests"] = json!([{"name": "gpu", "deviceClassName": "shared.gpu.nvidia.com"}]);
     let mps = json!({"sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}});
-    let nvidia = json!({"requests": [manifests::gpu("gpu")],
-        "config": manifests::parameters("resource.nvidia.com/v1beta1", "GpuConfig", mps)});
+    let with_mps = |mps: Value| {
+        json!({"requests": [manifests::gpu("gpu")],
+            "config": manifests::parameters("resource.nvidia.com/v1beta1", "GpuConfig", mps)})
+    };
+    let nvidia = with_mps(mps);
+    let bytes = with_mps(json!({"sharing": {
+        "strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "2000"}}}));
+    let whole = |fields: Value| {
+        json!({"requests": [manifests::gpu("gpu")],
+            "config": manifests::parameters("tranche.dev/v1alpha1", "GpuShare", fields)})
+    };
     let sliced = json!({"sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}});
     let mig = |sharing: Value| {
         let mut request = manifests::gpu("gpu");
@@ -235,7 +244,30 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
             manifests::template("a", mig(json!({"sharing": {"strategy": "none"}}))),
             format!("spec.{AT}.sharing.strategy: "),
         ),
+        (
+            manifests::claim("a", bytes),
+            format!(
+                "{AT}.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: 2000 bytes are less than 1 MiB; did you mean \
+                 2000Mi?"
+            ),
+        ),
+        (
+            manifests::claim("a", whole(json!({"memory": "10Gi"}))),
+            format!("{AT}.memory: GpuShare.memory limits a share"),
+        ),
+        (
+            manifests::claim("a", whole(json!({"fraction": "0.5"}))),
+            format!("{AT}.fraction: GpuShare.fraction limits a share"),
+        ),
+        (
+            manifests::template("a", whole(json!({"compute": 25}))),
+            format!("spec.{AT}.compute: GpuShare.compute limits a share"),
+        ),
         (claim("a", json!({"memory": "ten"})), format!("{AT}.memory: ")),
+        (
+            claim("a", json!({"memory": "2000"})),
+            format!("{AT}.memory: 2000 bytes are less than 1 MiB; did you mean 2000Mi?"),
+        ),
         (
             claim("a", json!({"memory": "1Gi", "fraction": "0.5"})),
             format!("{AT}.fraction: does not go with memory"),
@@ -277,13 +309,23 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
         stage.create(OTHER, &stage.file("good", &object), false).unwrap_or_else(|said| panic!("{said}"));
     }
     assert_eq!(webhook.count("tranche_webhook_requests_total"), seen);
-    let good = stage.file("good", &claim("good", json!({"fraction": "0.25"})));
-    stage.create(OTHER, &good, false).unwrap_or_else(|said| panic!("{said}"));
-    let shown = || async { (webhook.count("tranche_webhook_requests_total") > seen).then_some(()) };
-    wait_until("the webhook to be shown the good one", LIMIT, shown).await;
-    assert_eq!(webhook.count("tranche_webhook_requests_total"), seen + 1.0);
-    stage.rig.kubectl(&["-n", OTHER, "label", "resourceclaim", "good", "a=b"]);
-    assert_eq!(webhook.count("tranche_webhook_requests_total"), seen + 1.0, "the spec stayed as it was");
+    // As people write amounts: YAML makes a number of `0.25` without quotes.
+    let good = [
+        ("text", json!({"fraction": "0.25"})),
+        ("number", json!({"fraction": 0.25})),
+        ("percent", json!({"memory": "1Gi", "compute": "20%"})),
+    ];
+    for (name, fields) in &good {
+        stage
+            .create(OTHER, &stage.file("good", &claim(name, fields.clone())), false)
+            .unwrap_or_else(|said| panic!("{name}: {said}"));
+    }
+    let all = seen + f64::from(u32::try_from(good.len()).unwrap());
+    let shown = || async { (webhook.count("tranche_webhook_requests_total") >= all).then_some(()) };
+    wait_until("the webhook to be shown the good ones", LIMIT, shown).await;
+    assert_eq!(webhook.count("tranche_webhook_requests_total"), all);
+    stage.rig.kubectl(&["-n", OTHER, "label", "resourceclaim", "text", "a=b"]);
+    assert_eq!(webhook.count("tranche_webhook_requests_total"), all, "the spec stayed as it was");
 }
 
 #[tokio::test]

@@ -62,31 +62,36 @@ async fn a_mig_device_carries_mps_within_one_claim() {
 }
 
 /// `tranche top`, as somebody with a kubeconfig runs it.
+fn top(cluster: &TestCluster, output: &str) -> String {
+    let kubeconfig = cluster.rig.run(&["kubeconfig"]);
+    let out = std::process::Command::new(env!("CARGO_BIN_EXE_tranche"))
+        .args(["top", "--once", "--use=false", "-o", output, "--kubeconfig", kubeconfig.trim()])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// What `tranche top` says of a device.
+fn row(cluster: &TestCluster, device: &str) -> Value {
+    let map: Value = serde_json::from_str(&top(cluster, "json")).unwrap();
+    let nodes = map["nodes"].as_array().unwrap();
+    let node = nodes.iter().find(|node| node["name"] == super::NODE).expect("the node is on the map");
+    let mut rows = node["devices"].as_array().unwrap().iter();
+    rows.find(|row| row["device"] == json!(device)).expect("the device is on the map").clone()
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn whoever_looks_at_the_cluster_sees_who_has_what() {
     let Some(cluster) = cluster("whoever_looks_at_the_cluster_sees_who_has_what").await else { return };
     let board = Board::first(&cluster).await;
     board.tenant(&cluster, "tenant", "2000Mi", 25).await;
-    let kubeconfig = cluster.rig.run(&["kubeconfig"]);
-    let top = |output: &str| {
-        let mut top = std::process::Command::new(env!("CARGO_BIN_EXE_tranche"));
-        let out = top
-            .args(["top", "--once", "--use=false", "-o", output, "--kubeconfig", kubeconfig.trim()])
-            .output()
-            .unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stdout).unwrap()
-    };
-    let map: Value = serde_json::from_str(&top("json")).unwrap();
-    let nodes = map["nodes"].as_array().unwrap();
-    let node = nodes.iter().find(|node| node["name"] == super::NODE).expect("the node is on the map");
-    let row = node["devices"].as_array().unwrap().iter().find(|row| row["device"] == json!(board.device));
     let expected = json!([{"namespace": cluster.namespace, "claim": "tenant", "pods": ["tenant"],
         "part": {"share": {"memoryMiB": 2000, "computePercent": 25}}}]);
-    assert_eq!(row.unwrap()["claims"], expected);
+    assert_eq!(row(&cluster, &board.device)["claims"], expected);
     let line = format!("A {}/tenant", cluster.namespace);
-    let text = top("map");
+    let text = top(&cluster, "map");
     assert!(text.lines().any(|text| text.contains(&line) && text.ends_with("2000 MiB, 25 %")), "{text}");
     cluster.end().await;
 }
@@ -272,9 +277,31 @@ async fn a_claims_shares_of_two_gpus_have_one_daemon_and_a_limit_each() {
     let (mut left, mut right) = (share("2000Mi", 25), share("4Gi", 25));
     (left["name"], right["name"]) = (json!("left"), json!("right"));
     let requests = json!([of_gpu(&one.uuid, left), of_gpu(&two.uuid, right)]);
-    cluster.create(claim("pair", json!({ "requests": requests }))).await;
+    let pair = claim("pair", json!({ "requests": requests }));
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("pair.json");
+    std::fs::write(&file, pair.to_string()).unwrap();
+    let file = file.to_str().expect("its name is text");
+    let warned = || {
+        let said =
+            cluster.rig.warnings(&["-n", &cluster.namespace, "create", "--dry-run=server", "-f", file]);
+        async move { said.contains("the claim has shares of several GPUs").then_some(()) }
+    };
+    // The webhook may still be starting.
+    wait_until("whoever applies the claim to be told what it does to others", PATIENCE, warned).await;
+    cluster.create(pair).await;
     cluster.create(as_nobody(user_of("pair", "pair"))).await;
     cluster.wait_ready("pair").await;
+    for board in [one, two] {
+        assert_eq!(row(&cluster, &board.device)["closed"], true, "{}", board.device);
+    }
+    let text = top(&cluster, "map");
+    let closed = |board: &Board| {
+        text.lines().any(|line| {
+            line.trim_start().starts_with(&board.device) && line.ends_with("closed to other claims")
+        })
+    };
+    assert!(closed(one) && closed(two), "{text}");
     let mut both = [one.uuid.clone(), two.uuid.clone()];
     both.sort();
     let first: (u64, u64) = if both[0] == one.uuid { (2000, 4096) } else { (4096, 2000) };
