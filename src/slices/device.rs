@@ -441,6 +441,30 @@ mod tests {
         assert!(yaml["attributes"]["grantableMemoryMiB"].is_null(), "{yaml}");
     }
 
+    /// Selectors for whole GPUs count in all memory, as NVIDIA's driver publishes it; that they can do on every release.
+    #[test]
+    fn the_total_is_told_alike_on_all_releases_and_the_capacity_is_what_can_be_given() {
+        let policy = SharingPolicy::default();
+        for (product, total, reserved, granted) in [
+            ("NVIDIA A100-SXM4-80GB", 81_920, 571, 80_837),
+            ("Tesla T4", 15_360, 445, 14_403),
+            ("NVIDIA H200", 143_771, 615, 142_644),
+        ] {
+            let mut gpu = gpu(0);
+            gpu.product_name = product.to_owned();
+            gpu.memory = Memory::Known { total: Bytes::from_mib(total), reserved: Bytes::from_mib(reserved) };
+            for (offer, memory) in [(Offer::Shares(&policy), granted), (Offer::WholeOnly(&policy), total)] {
+                let how = PublishOptions { offer, ..whole() };
+                let device = published(&DriverVersions::default(), Device::Whole(&gpu), how);
+                let attribute = |name: &str| device.attributes.as_ref().unwrap()[name].int;
+                assert_eq!(attribute(TOTAL_MIB), i64::try_from(total).ok(), "{product}");
+                assert_eq!(attribute(GRANTABLE_MIB), i64::try_from(granted).ok(), "{product}");
+                let capacity = &device.capacity.as_ref().unwrap()[MEMORY].value.0;
+                assert_eq!(*capacity, Bytes::from_mib(memory).to_quantity_string(), "{product}");
+            }
+        }
+    }
+
     #[test]
     fn taints_are_those_of_the_device() {
         let gpus = node_gpus(2);

@@ -120,13 +120,18 @@ async fn create_waiting(cluster: &TestCluster, name: &str, amount: Value) {
     cluster.create(pod).await;
 }
 
+/// The pod of the controller that places.
+pub async fn leading_pod(cluster: &TestCluster) -> Option<String> {
+    let leader = fail_over::leader(cluster).await?;
+    leader.rsplit_once('_').map(|(pod, _)| pod.to_owned())
+}
+
 /// What the controller that places tells of itself.
 pub async fn metrics(cluster: &TestCluster) -> String {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM);
     let told = || async {
-        let leader = fail_over::leader(cluster).await?;
-        let (pod, _) = leader.rsplit_once('_')?;
-        let metrics = ask(&pods.get(pod).await.ok()?, "/metrics")?;
+        let pod = leading_pod(cluster).await?;
+        let metrics = ask(&pods.get(&pod).await.ok()?, "/metrics")?;
         (sum(&metrics, "tranche_controller_leading") == 1.0).then_some(metrics)
     };
     wait_until("the leader's metrics", PATIENCE, told).await

@@ -6,7 +6,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use crate::manifests::{by_template, claim, gpu, on, template, time_slicing, user_of};
+use crate::controller;
+use crate::manifests::{as_nobody, by_template, claim, gpu, on, parameters, template, time_slicing, user_of};
 use crate::rig::{skipped, wait_until};
 use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_run, devices_of, minor_of};
 
@@ -265,5 +266,28 @@ async fn inspect_shows_the_devices() {
         let uuid = attributes.get("uuid").and_then(|uuid| uuid.string.clone()).unwrap_or_default();
         assert!(said.contains(&device.name) || said.contains(&uuid), "{} is not in:\n{said}", device.name);
     }
+    // In the other pods the same command tells what these do: the daemon of a share, and the GPU that is held for it.
+    let config = parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "2000Mi"}));
+    let request = json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}});
+    cluster.create(claim("share", json!({"requests": [request], "config": config}))).await;
+    cluster.create(on(NODE, as_nobody(user_of("share", "share")))).await;
+    cluster.wait_ready("share").await;
+    let device = cluster.devices_of("share").await.remove(0);
+    let uuid = cluster.attribute(NODE, &device, "uuid").await;
+    let inspect = |pod: &str| {
+        cluster.rig.attempt(&["kubectl", "-n", "tranche-system", "exec", pod, "--", "tranche", "inspect"])
+    };
+    let serves = || async {
+        let pod = cluster.pods_of("mps", NODE).await.first()?.metadata.name.clone()?;
+        let said = inspect(&pod).ok()?;
+        said.lines().any(|line| line.contains(&uuid) && line.contains("Serving (")).then_some(())
+    };
+    wait_until("tranche mps to tell of the share's daemon", PATIENCE, serves).await;
+    let held = format!("{NODE}/{device}");
+    let holds = || async {
+        let said = inspect(&controller::leading_pod(&cluster).await?).ok()?;
+        (said.contains("GPUS HELD") && said.lines().any(|line| line.starts_with(&held))).then_some(())
+    };
+    wait_until("the controller to tell of the GPU that it holds", PATIENCE, holds).await;
     cluster.end().await;
 }

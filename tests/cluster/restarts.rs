@@ -1,6 +1,7 @@
 //! Everything that can be restarted, with pods alive: they run on, and what is new works.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -224,6 +225,68 @@ async fn a_container_restarts_after_the_drivers_files_have_changed_under_it() {
     wait_run_again(&cluster, "living", &before).await;
     assert_eq!(cluster.exec("living", "main", DriverDaemon::SEEN).trim(), "gone");
     assert_eq!(cluster.inside("living", "main").gpus, [living.minor]);
+    wait_edits_renewed(&cluster, "living").await;
+    cluster.delete("living").await;
+    cluster.end().await;
+}
+
+/// NVIDIA's container toolkit on the node, until dropped: a hook that notes how it is called, and does nothing.
+struct Toolkit {
+    hook: PathBuf,
+    calls: PathBuf,
+}
+
+impl Toolkit {
+    const CALLS: &str = "/run/tranche-test-hook-calls";
+
+    fn install(cluster: &TestCluster) -> Self {
+        let (hook, calls) =
+            (cluster.host(NODE, "/driver/usr/bin/nvidia-cdi-hook"), cluster.host(NODE, Self::CALLS));
+        let toolkit = Self { hook, calls };
+        // The runtime hands it the container's state, which it reads to the end.
+        let script =
+            format!("#!/bin/sh\necho \"$@\" >>{}\nwhile read -r line; do :; done\nexit 0\n", Self::CALLS);
+        let fresh = toolkit.hook.with_extension("fresh");
+        fs::write(&fresh, script).expect("the driver root can be written");
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755)).expect("it can be made a program");
+        fs::rename(&fresh, &toolkit.hook).expect("it can be put into place");
+        toolkit
+    }
+
+    fn calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(&self.calls).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Toolkit {
+    fn drop(&mut self) {
+        for file in [&self.hook, &self.calls] {
+            // Gone already, perhaps.
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn the_toolkits_hook_is_called_while_it_is_there_and_a_container_restarts_once_it_is_gone() {
+    let test = "the_toolkits_hook_is_called_while_it_is_there_and_a_container_restarts_once_it_is_gone";
+    let cluster = TestCluster::of_env(test).await;
+    let toolkit = Toolkit::install(&cluster);
+    let living = Living::on(&cluster).await;
+    let calls = toolkit.calls();
+    for command in ["create-symlinks ", "update-ldcache "] {
+        assert!(calls.iter().any(|call| call.starts_with(command)), "no {command:?} in {calls:?}");
+    }
+    // It is uninstalled. The container runtime fails on a hook that the container edits name and that is gone.
+    fs::remove_file(&toolkit.hook).expect("it can be removed");
+    let before = container_run(&living.pod).0;
+    cluster.kill9(NODE, &living.pod);
+    cluster.kill9(NODE, &cluster.plugin(NODE).await);
+    wait_run_again(&cluster, "living", &before).await;
+    assert_eq!(cluster.inside("living", "main").gpus, [living.minor]);
+    assert_eq!(toolkit.calls(), calls, "nobody could call it");
     wait_edits_renewed(&cluster, "living").await;
     cluster.delete("living").await;
     cluster.end().await;

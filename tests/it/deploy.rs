@@ -232,6 +232,37 @@ fn the_classes_of_kais_annotations_reach_the_controller_and_admission() {
     }
 }
 
+/// What is rendered without any value, in `deploy`.
+fn shipped(file: &str, kind: &str, name: &str) -> Value {
+    let text = fs::read_to_string(root().join("deploy").join(file)).expect("it is there");
+    let mut all = objects(&text).into_iter();
+    all.find(|one| one["kind"] == kind && one["metadata"]["name"] == name)
+        .unwrap_or_else(|| panic!("no {kind} {name} in {file}"))
+}
+
+/// Nodes with GPUs are often tainted so, by providers and by GPU operators, with one effect or another.
+#[test]
+fn pods_of_nodes_run_on_nodes_that_are_tainted_for_gpus_whatever_the_effect() {
+    for (file, name) in [("daemonset.yaml", "tranche-node"), ("mps.yaml", "tranche-mps")] {
+        let tolerations = &shipped(file, "DaemonSet", name)["spec"]["template"]["spec"]["tolerations"];
+        let all = json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]);
+        assert_eq!(*tolerations, all, "{name}");
+    }
+}
+
+#[test]
+fn pods_of_the_controller_pass_pod_security_restricted() {
+    let deployment = shipped("controller.yaml", "Deployment", "tranche-controller");
+    let spec = &deployment["spec"]["template"]["spec"];
+    assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    assert_eq!(spec["securityContext"]["runAsNonRoot"], true);
+    for container in spec["containers"].as_array().expect("a list") {
+        let context = &container["securityContext"];
+        assert_eq!(context["allowPrivilegeEscalation"], false, "{}", container["name"]);
+        assert_eq!(context["capabilities"]["drop"], json!(["ALL"]), "{}", container["name"]);
+    }
+}
+
 #[test]
 #[ignore = "needs helm"]
 fn every_value_reaches_the_manifests() {

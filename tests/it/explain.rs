@@ -138,6 +138,9 @@ node-b   is cordoned; tolerate node.kubernetes.io/unschedulable or uncordon it
     assert_eq!(of_pod, format!("Pod:        ml/wants\n\n{expected}"));
     let json = answered(&api, "explain ml/large -o json").await;
     let json: Value = serde_json::from_str(json.strip_suffix("[exit 3]\n").unwrap()).unwrap();
+    let yaml = answered(&api, "explain ml/large -o yaml").await;
+    let yaml: Value = serde_saphyr::from_str(yaml.strip_suffix("[exit 3]\n").unwrap()).unwrap();
+    assert_eq!(yaml, json);
     let claim = &json["claims"][0];
     assert_eq!((&claim["answer"], &claim["because"]), (&json!("waits"), &json!("memory")));
     assert_eq!(

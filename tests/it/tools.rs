@@ -23,11 +23,22 @@ const GPUS: &str = r#"{"driver": {"driver": "550.163.01", "cuda": "12.4"}, "gpus
 
 /// Runs the program in a folder, with a file on standard input.
 fn run(folder: &Path, line: &str, input: &str) -> (Option<i32>, String, String) {
+    run_with(folder, &[], line, input)
+}
+
+/// The same with variables in its environment.
+fn run_with(
+    folder: &Path,
+    variables: &[(&str, &str)],
+    line: &str,
+    input: &str,
+) -> (Option<i32>, String, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tranche"))
         .args(line.split(' ').filter(|word| !word.is_empty()))
         .current_dir(folder)
         .env_clear()
         .env("HOME", folder)
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -610,6 +621,30 @@ fn top_reads_what_is_used_through_the_pod_proxy_and_says_what_it_may_not_read() 
     );
     let (yaml, _) = top(refused, "-o yaml");
     assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
+}
+
+#[test]
+fn several_kubeconfigs_are_taken_as_kubectl_takes_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (address, heads) = cluster("");
+    kubeconfig(folder.path(), "k", &address.to_string());
+    let line = "top --once --use=false -o json";
+    let (code, out, said) = run_with(folder.path(), &[("KUBECONFIG", "missing:k")], line, "");
+    assert_eq!((code, said.as_str()), (Some(0), ""), "{out}");
+    let map: Value = serde_json::from_str(&out).unwrap();
+    let names: Vec<&str> =
+        map["nodes"].as_array().unwrap().iter().filter_map(|node| node["name"].as_str()).collect();
+    assert_eq!(names, ["node-a", "node-b"]);
+    // The first file that names a thing counts.
+    let before = heads.lock().unwrap().len();
+    kubeconfig(folder.path(), "other", "127.0.0.1:1");
+    let (code, ..) = run_with(folder.path(), &[("KUBECONFIG", "other:k")], line, "");
+    assert_eq!((code, heads.lock().unwrap().len()), (Some(1), before));
+    let (code, ..) = run_with(folder.path(), &[("KUBECONFIG", "k:other")], line, "");
+    assert_eq!(code, Some(0));
+    // None of them is there.
+    let (code, _, said) = run_with(folder.path(), &[("KUBECONFIG", "missing:gone")], line, "");
+    assert!(code == Some(1) && said.starts_with("error: "), "{code:?}: {said}");
 }
 
 #[test]

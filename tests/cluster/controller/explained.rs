@@ -4,6 +4,7 @@
 use std::process::Command;
 use std::time::Instant;
 
+use k8s_openapi::api::resource::v1::Device;
 use serde_json::{Value, json};
 
 use super::{WAITS, create_hollow, share, wait_told};
@@ -88,6 +89,22 @@ async fn pods_that_wait_for_something_else_than_a_share_are_told_what() {
     asker
         .says(&["classless"], &["waits (device-class)", "there is no DeviceClass none.example.com"], 3)
         .await;
+
+    // All memory of a GPU, by what its shares can be granted, which is less; and by the attribute, as the words advise.
+    let attribute = |device: &Device| device.attributes.as_ref()?.get("totalMemoryMiB")?.int;
+    let total = cluster.shareable("hollow-0").await.iter().find_map(attribute).expect("its memory is told");
+    let memory = format!("device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('{total}Mi')) >= 0");
+    let by_total = format!("device.attributes['gpu.nvidia.com'].totalMemoryMiB >= {total}");
+    for (name, selector) in [("granted", &memory), ("total", &by_total)] {
+        let mut request = gpu("gpu");
+        request["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
+        cluster.create(claim(name, json!({"requests": [request]}))).await;
+        cluster.create(on_hollow(as_nobody(user_of(name, name)))).await;
+    }
+    let words =
+        ["no device matches selector", "select by device.attributes['gpu.nvidia.com'].totalMemoryMiB"];
+    asker.says(&["pod/granted"], &words, 3).await;
+    hollow::wait_node(&cluster, "total").await;
 
     // A pod that asks by its limits, and gets no claim.
     let limited = |name: &str, gpus: u32| {

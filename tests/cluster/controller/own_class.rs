@@ -82,6 +82,9 @@ async fn selectors_of_a_class_that_choose_nothing_are_told_and_a_class_of_the_sc
     cluster.create(as_nobody(by_template("t4", "t4"))).await;
     let told = wait_told(&cluster, "t4", super::WAITS).await;
     assert!(told.contains(&format!("the selectors of DeviceClass {class} count, too")), "{told}");
+    // The selector that leaves the GPUs out, and which products there are.
+    assert!(told.contains(&format!("that a selector leaves out (\"{t4}\"")), "{told}");
+    assert!(told.contains("they are NVIDIA H100"), "{told}");
     let said = super::explain::why(&cluster, "pod/t4");
     assert!(said.contains(&format!("the selectors of DeviceClass {class} choose none of ")), "{said}");
     // Another selector, and it is served at once.

@@ -1,5 +1,6 @@
 //! What is placed, and what is told of what cannot be.
 
+use k8s_openapi::api::resource::v1::Device;
 use serde_json::{Value, json};
 
 use super::{create, holds, share, wait_placed, wait_told};
@@ -122,14 +123,16 @@ async fn several_gpus_and_several_claims_of_a_pod_are_of_one_node() {
 #[ignore = "needs a rig"]
 async fn what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim() {
     let cluster = super::cluster("what_cannot_be_placed_is_told_with_numbers_on_pod_and_claim").await;
+    let grantable = |device: &Device| device.attributes.as_ref()?.get("grantableMemoryMiB")?.int;
+    let largest = cluster.shareable(super::NODE).await.iter().filter_map(grantable).max();
+    let largest = largest.expect("the node has GPUs to share");
     create(&cluster, "big", json!({"memory": "4000Gi"})).await;
+    let numbers = format!("too small even idle (largest {largest} MiB, asked 4096000)");
     let told = || async {
         let events = cluster.events("big").await;
-        events
-            .into_iter()
-            .find(|event| event.starts_with("WaitingForGpuShare") && event.contains("too small even idle"))
+        events.into_iter().find(|event| event.starts_with("WaitingForGpuShare") && event.contains(&numbers))
     };
-    wait_until("an event with numbers", PATIENCE, told).await;
+    wait_until(&format!("an event that says {numbers}"), PATIENCE, told).await;
     let noted = || async {
         let claim = cluster.api::<k8s_openapi::api::resource::v1::ResourceClaim>().get("big").await.ok()?;
         claim.metadata.annotations?.get("tranche.dev/waiting").cloned()

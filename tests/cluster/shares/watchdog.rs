@@ -1,5 +1,7 @@
 //! Who takes more than was granted is ended, and nobody else.
 
+use std::process::Command;
+
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Board, cluster, wait_event};
@@ -89,6 +91,18 @@ async fn who_takes_more_than_its_share_is_ended_and_its_neighbour_is_not() {
     println!("seen ended after {:.1} s", begin.elapsed().as_secs_f64());
     let event = wait_event(&cluster, "greedy", "ProcessEnded").await;
     assert!(event.contains("4096 MiB of the 2000 MiB"), "{event}");
+    // Whoever asks why is told both, though the pod has its share.
+    let kubeconfig = cluster.rig.run(&["kubeconfig"]);
+    let explained = || async {
+        let out = Command::new(env!("CARGO_BIN_EXE_tranche"))
+            .args(["explain", "pod/greedy", "-n", &cluster.namespace, "--kubeconfig", kubeconfig.trim()])
+            .output()
+            .expect("the program can be run");
+        let said = String::from_utf8_lossy(&out.stdout).into_owned();
+        let words = ["container main ended with exit code 137", "ProcessEnded"];
+        (out.status.success() && words.iter().all(|words| said.contains(words))).then_some(())
+    };
+    wait_until("explain to tell that the process was ended", SOON, explained).await;
     let metrics = cluster.metrics(super::NODE).await;
     let counted = |name: &str, pod: &str| sum(&metrics, &row(name, pod));
     assert_eq!((counted("violations_total", "greedy"), counted("terminations_total", "greedy")), (1.0, 1.0));
