@@ -14,7 +14,7 @@ use kube::api::ListParams;
 use serde_json::json;
 
 use crate::discovery::AtEnd;
-use crate::manifests::{by_template, gpu, on, template};
+use crate::manifests::{by_template, claim, gpu, of_gpu, on, template, user_of};
 use crate::rig::{root, skipped, wait_until};
 use crate::shares::{mps_env, wait_unschedulable};
 use crate::test_cluster::{PATIENCE, SOON, TestCluster, devices_of, minor_of, node_of};
@@ -123,6 +123,53 @@ async fn mig_devices_of_one_claim_have_one_parent_and_a_container_each() {
     let said = wait_unschedulable(&cluster, "spread").await;
     assert!(said.contains("cannot allocate all claims"), "{said}");
     cluster.delete("spread").await;
+    cluster.fake(NODE, &["set-mig", "6", "off"]);
+    cluster.fake(NODE, &["event", "6", "mig-config"]);
+    let back = || async { (cluster.published_names(NODE).await == before).then_some(()) };
+    wait_until("the slices to be as they were", PATIENCE, back).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// A GPU instance that is divided once more, as `nvidia-smi mig -cci` does: each part is a device, though all that their names
+/// say of profile and placement is the same.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn compute_instances_of_one_gpu_instance_go_to_a_claim_each() {
+    let cluster = TestCluster::of_env("compute_instances_of_one_gpu_instance_go_to_a_claim_each").await;
+    let before = cluster.published_names(NODE).await;
+    let undo = AtEnd(&cluster, &["set-mig", "6", "off"]);
+    cluster.fake(NODE, &["set-mig", "6", "2g.20gb/1+1"]);
+    cluster.fake(NODE, &["event", "6", "mig-config"]);
+    let both = || async {
+        let names = cluster.published_names(NODE).await;
+        let parts: Vec<_> =
+            names.into_iter().filter(|name| name.starts_with("gpu-6-mig-1c2g20gb-")).collect();
+        <[String; 2]>::try_from(parts).ok()
+    };
+    let [one, other] = wait_until("both compute instances to be published", SOON, both).await;
+    // The second has its number at the end.
+    assert_eq!(other, format!("{one}-1"));
+    let uuids = [cluster.attribute(NODE, &one, "uuid").await, cluster.attribute(NODE, &other, "uuid").await];
+    assert_ne!(uuids[0], uuids[1]);
+    for (pod, uuid) in ["first", "second"].into_iter().zip(&uuids) {
+        let mut request = gpu("gpu");
+        request["exactly"]["deviceClassName"] = json!("mig.nvidia.com");
+        cluster.create(claim(pod, json!({"requests": [of_gpu(uuid, request)]}))).await;
+        cluster.create(on(NODE, user_of(pod, pod))).await;
+    }
+    for (pod, (device, uuid)) in ["first", "second"].into_iter().zip([&one, &other].into_iter().zip(&uuids)) {
+        cluster.wait_ready(pod).await;
+        assert_eq!(cluster.devices_of(pod).await, *std::slice::from_ref(device), "{pod}");
+        let inside = cluster.inside(pod, "main");
+        assert_eq!((&inside.gpus[..], inside.caps.len()), (&[6][..], 2), "{pod}");
+        let said = cluster.exec(pod, "main", "nvidia-smi -L");
+        let listed: Vec<_> = said.lines().filter(|line| line.contains("MIG ")).collect();
+        assert!(listed.len() == 1 && listed[0].contains(uuid), "{pod} was given {uuid}:\n{said}");
+    }
+    for pod in ["first", "second"] {
+        cluster.delete(pod).await;
+    }
     cluster.fake(NODE, &["set-mig", "6", "off"]);
     cluster.fake(NODE, &["event", "6", "mig-config"]);
     let back = || async { (cluster.published_names(NODE).await == before).then_some(()) };

@@ -188,6 +188,12 @@ fn changes_need_root_and_the_operator_has_the_last_word() {
     assert_eq!(gpu.mig_mode().expect("mode").current, 0);
     rig.cli(&["set-mig", "0", "2g.20gb,2g.20gb,2g.20gb,1g.10gb"]);
     assert_eq!((0..7).filter(|i| gpu.mig_device_by_index(*i).is_ok()).count(), 4);
+    rig.cli(&["set-mig", "0", "3g.40gb@4,2g.20gb/1+1"]);
+    let names = (0..7).filter_map(|i| gpu.mig_device_by_index(i).ok()?.name().ok());
+    let mut parts: Vec<String> =
+        names.map(|name| name.rsplit(' ').next().unwrap_or_default().to_owned()).collect();
+    parts.sort();
+    assert_eq!(parts, ["1c.2g.20gb", "1c.2g.20gb", "3g.40gb"]);
 }
 
 /// The two ways in which a creation may go wrong although there is an instance: told wrongly, or late.

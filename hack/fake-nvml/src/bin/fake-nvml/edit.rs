@@ -82,11 +82,18 @@ fn mig_of(text: &str) -> Result<MigControl, String> {
     }
     let mut instances = Vec::new();
     for one in text.split(',') {
-        let (profile, placement) = match one.split_once('@') {
-            Some((profile, start)) => (profile, Some(parse(start, "a placement")?)),
+        let (place, compute) = match one.split_once('/') {
+            Some((place, slices)) => {
+                let each = slices.split('+').map(|slices| parse(slices, "a number of slices"));
+                (place, Some(each.collect::<Result<_, _>>()?))
+            }
             None => (one, None),
         };
-        instances.push(InstanceControl { profile: profile.to_owned(), placement, compute: None });
+        let (profile, placement) = match place.split_once('@') {
+            Some((profile, start)) => (profile, Some(parse(start, "a placement")?)),
+            None => (place, None),
+        };
+        instances.push(InstanceControl { profile: profile.to_owned(), placement, compute });
     }
     Ok(MigControl { enabled: true, instances })
 }

@@ -14,8 +14,9 @@ use args::Args;
 const HELP: &str = "\
 fake-nvml [--dir DIR] COMMAND    (DIR: FAKE_NVML_DIR, or /run/fake-nvml)
 
-  init --profile P [--count N] [--driver V] [--seed S] [--mig GPU=PROFILE[@START],...]...
-  set-mig GPU off|on|PROFILE[@START],...    MIG of one board
+  init --profile P [--count N] [--driver V] [--seed S] [--mig GPU=INSTANCES]...
+  set-mig GPU off|on|INSTANCES              MIG of one board
+      INSTANCES: PROFILE[@START][/SLICES+...],...    2g.20gb/1+1: with two compute instances of a slice each
   reset GPU                                 MIG instances end, a pending MIG mode comes into force
   lose GPU | recover GPU                    falls off the bus | is back
   xid GPU CODE [--gi N] [--ci N]            a critical Xid event
