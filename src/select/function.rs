@@ -1,6 +1,6 @@
-//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, `includes`, and all of
-//! strings ([`super::strings`]) but `format`, `quote` and `reverse`. What is missing here is refused when an expression is
-//! compiled.
+//! The functions and operators that there are. Of the Kubernetes libraries: quantities, versions, `includes`, and strings
+//! ([`super::strings`]; of the verbs of `format` those for strings and ints). What is missing here is refused when an
+//! expression is compiled.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -50,6 +50,8 @@ pub enum Function {
     Split,
     Substring,
     Join,
+    Quote,
+    Format,
     Includes,
     ToQuantity,
     IsQuantity,
@@ -101,6 +103,7 @@ const OPERATORS: &[(&str, usize, F)] = &[
     ("isQuantity", 1, F::IsQuantity),
     ("semver", 1, F::ToVersion),
     ("isSemver", 1, F::IsVersion),
+    ("strings.quote", 1, F::Quote),
     ("optional.of", 1, F::Some),
     ("optional.ofNonZeroValue", 1, F::SomeNonZero),
     ("optional.none", 0, F::None),
@@ -128,6 +131,7 @@ const MEMBERS: &[(&str, usize, F)] = &[
     ("substring", 3, F::Substring),
     ("join", 1, F::Join),
     ("join", 2, F::Join),
+    ("format", 2, F::Format),
     ("includes", 2, F::Includes),
     ("isGreaterThan", 2, F::IsGreater),
     ("isLessThan", 2, F::IsLess),
@@ -242,8 +246,8 @@ impl Function {
             F::Size | F::ToInt => meter.read(text.len() / 16)?,
             F::LowerAscii | F::UpperAscii | F::Trim => meter.text(text.len())?,
             F::ToQuantity | F::IsQuantity | F::IsVersion => meter.read(text.len())?,
-            // It pays itself.
-            F::ToVersion => {}
+            // They pay themselves.
+            F::ToVersion | F::Quote => {}
             _ => return Err(format!("{} cannot be applied to a string", self.word()).into()),
         }
         match self {
@@ -258,6 +262,7 @@ impl Function {
             F::ToQuantity => quantity(text).map(Value::Quantity).map_err(Into::into),
             F::IsQuantity => Ok(Value::Bool(quantity(text).is_ok())),
             F::ToVersion => version(text, meter),
+            F::Quote => strings::quote(text, meter),
             _ => Ok(Value::Bool(Version::parse(text).is_ok())),
         }
     }
@@ -305,6 +310,7 @@ impl Function {
                 strings::substring(text, *start, None, meter)
             }
             (F::Join, Value::List(list), Value::Text(separator)) => strings::join(list, separator, meter),
+            (F::Format, Value::Text(text), Value::List(list)) => strings::format(text, list, meter),
             (_, Value::Text(one), Value::Text(other)) => self.of_texts(one, other, meter),
             (F::Add, Value::List(one), Value::List(other)) => {
                 meter.list(one.len().saturating_add(other.len()))?;

@@ -200,7 +200,7 @@ impl Scope {
                 let value = self.expr(value)?;
                 Ok(Expr::Let(Box::new([value, self.with(name, body)?])))
             }
-            (Some(library @ ("cel" | "optional")), name, arguments) => {
+            (Some(library @ ("cel" | "optional" | "strings")), name, arguments) => {
                 let function = Function::find(&format!("{library}.{name}"), false, arguments.len())?;
                 Ok(Expr::Call(function, self.all(arguments)?))
             }

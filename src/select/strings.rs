@@ -1,4 +1,5 @@
-//! CEL's library of strings, as kube-scheduler has it (cel-go, ext.Strings, version 2): what takes a place or makes a list.
+//! CEL's library of strings, as kube-scheduler has it (cel-go, ext.Strings, version 2): what takes a place or makes a list,
+//! and what puts values into a text.
 //! Places count characters, not bytes. Each function pays before it works.
 //!
 //! Touches nothing but its arguments.
@@ -139,6 +140,101 @@ pub fn join<'a>(list: &[Value<'_>], separator: &str, meter: &mut Meter) -> Resul
     // The parts once more, while they are put together.
     meter.text(bytes.saturating_mul(2))?;
     Ok(Value::made(list.iter().map(text).collect::<Result<Vec<_>, _>>()?.join(separator)))
+}
+
+/// `strings.quote(text)`: in quotation marks, with what would end or change a line escaped.
+pub fn quote<'a>(text: &str, meter: &mut Meter) -> Result<Value<'a>, Trouble> {
+    // Each character may need a second one.
+    meter.text(text.len().saturating_mul(2).saturating_add(2))?;
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '\u{7}' => quoted.push_str("\\a"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{b}' => quoted.push_str("\\v"),
+            '\u{c}' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\\' | '"' => quoted.extend(['\\', character]),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    Ok(Value::made(quoted))
+}
+
+/// A piece of a format.
+enum Piece<'t> {
+    As(&'t str),
+    /// `%s`
+    Text,
+    /// `%d`
+    Int,
+}
+
+/// `text.format(list)`: each `%s` becomes the next value (a string, an int, a bool or null), each `%d` the next int, `%%` a
+/// percent sign. Other verbs, a precision, lists and maps are not known here.
+pub fn format<'a>(text: &str, values: &[Value<'_>], meter: &mut Meter) -> Result<Value<'a>, Trouble> {
+    meter.read(text.len())?;
+    let pieces = pieces(text)?;
+    let places = pieces.iter().filter(|piece| !matches!(piece, Piece::As(_))).count();
+    if places != values.len() {
+        let (given, expected) = (values.len(), places);
+        return Err(format!("format {text:?} is given {given} values where {expected} are expected").into());
+    }
+    let length = |value: &Value<'_>| match value {
+        Value::Text(text) => text.len(),
+        // An int has 20 digits at most, other values fewer characters.
+        _ => 20,
+    };
+    meter.list(pieces.len())?;
+    meter.text(values.iter().map(length).fold(text.len(), usize::saturating_add))?;
+    let mut left = values.iter();
+    let mut made = String::new();
+    for piece in pieces {
+        let (verb, value) = match piece {
+            Piece::As(text) => {
+                made.push_str(text);
+                continue;
+            }
+            Piece::Text => ("%s", left.next()),
+            Piece::Int => ("%d", left.next()),
+        };
+        match (verb, value) {
+            (_, Some(Value::Int(value))) => made.push_str(&value.to_string()),
+            ("%s", Some(Value::Text(text))) => made.push_str(text),
+            ("%s", Some(Value::Bool(value))) => made.push_str(if *value { "true" } else { "false" }),
+            ("%s", Some(Value::Null)) => made.push_str("null"),
+            (_, other) => {
+                let kind = other.map_or("nothing", Value::kind);
+                return Err(format!("{verb} of format cannot be applied to {kind}").into());
+            }
+        }
+    }
+    Ok(Value::made(made))
+}
+
+fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Trouble> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        pieces.push(Piece::As(before));
+        let verb = after.chars().next();
+        pieces.push(match verb {
+            Some('s') => Piece::Text,
+            Some('d') => Piece::Int,
+            Some('%') => Piece::As("%"),
+            None => return Err("a format ends with %; write %% for a percent sign".to_owned().into()),
+            Some(other) => {
+                return Err(format!("%{other} of format is not supported; %s, %d and %% are").into());
+            }
+        });
+        // Each of these verbs is one byte long.
+        rest = &after[1..];
+    }
+    pieces.push(Piece::As(rest));
+    Ok(pieces)
 }
 
 /// A part is looked for: as dear as `contains`.
