@@ -15,6 +15,7 @@ use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
 
 use crate::controller::view::groups::GangSize;
+use crate::controller::view::unshared::SelectorLists;
 use crate::controller::view::{Asks, Claim, ClusterView, GpuRef, Pod};
 use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
 use crate::controller::{Moment, ask};
@@ -404,7 +405,7 @@ impl Core {
         self.view.keeps_off(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
     }
 
-    pub(in crate::controller) fn explained(&self, part: &Part, explanation: &Explanation) -> Refused {
+    pub(in crate::controller) fn explained(&mut self, part: &Part, explanation: &Explanation) -> Refused {
         let mut words = explanation.to_string();
         if let (Some(pod), true) = (self.view.pod(&part.pod), explanation.skipped.nodes_not_allowed > 0) {
             let mut names = self.capacity.index.nodes().map(|view| view.name());
@@ -418,9 +419,8 @@ impl Core {
                 words.push_str(&format!("; the selectors of DeviceClass {name} count, too"));
             }
         }
-        let unshared = self.view.unshared_devices();
-        if let (Shortage::Candidates { .. }, 1..) = (&explanation.shortage, unshared.all()) {
-            words.push_str(&format!("; not shared, whatever the claim selects: {unshared}"));
+        if let Shortage::Candidates { .. } = &explanation.shortage {
+            words.push_str(&self.not_shared(part).unwrap_or_default());
         }
         if let (Shortage::Candidates { .. }, Some(left)) =
             (&explanation.shortage, explanation.skipped.not_selected.as_ref())
@@ -430,6 +430,18 @@ impl Core {
         }
         let reason = Reason::of(&explanation.shortage);
         Refused { pod: part.pod.clone(), reason, words }
+    }
+
+    /// Words for the devices that the part's selectors choose and that no shares can be placed on, in its last way. None:
+    /// there are none, or to look costs too much.
+    fn not_shared(&mut self, part: &Part) -> Option<String> {
+        let wants = &part.shape(part.ways().saturating_sub(1)).wants;
+        let lists: SelectorLists = wants.iter().map(|want| Arc::clone(&want.selectors)).collect();
+        let (found, ticks) = self.view.unshared_devices(&lists);
+        self.capacity.index.pay(ticks);
+        let found = found.filter(|found| !found.is_none())?;
+        let selected = if lists.iter().all(|list| list.is_empty()) { "" } else { ", though selectors match" };
+        Some(format!("; not shared{selected}: {found}"))
     }
 
     pub(in crate::controller) fn given(

@@ -244,18 +244,27 @@ fn devices_that_are_not_shared_are_counted_where_no_gpu_matches() {
     let mut mig = whole_only(9);
     mig["attributes"]["type"]["string"] = json!("mig");
     cluster.put_node("node-1", 0);
-    cluster.put_slice("node-1", vec![whole_only(0), whole_only(1), without_memory(2), mig]);
+    let mut other = whole_only(3);
+    other["attributes"]["productName"]["string"] = json!("Tesla T4");
+    cluster.put_slice("node-1", vec![whole_only(0), whole_only(1), without_memory(2), mig.clone(), other]);
     let selector = "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA GB10'";
     share_with(&mut cluster, "small", selector);
-    let counted = "; not shared, whatever the claim selects: 1 MIG device, 1 GPU whose memory is not known, 2 GPUs kept from \
+    let counted = "; not shared, though selectors match: 1 MIG device, 1 GPU whose memory is not known, 2 GPUs kept from \
                    sharing (sharing.exclusiveGPUs, ";
     let (because, words, _) = wait(&asked(&mut cluster, "small").answer);
     assert_eq!(because.as_str(), "candidates");
     assert!(words.contains(counted), "{words}");
+    // Of the other product there are others.
+    share_with(&mut cluster, "t4", "device.attributes['gpu.nvidia.com'].productName == 'Tesla T4'");
+    let (_, words, _) = wait(&asked(&mut cluster, "t4").answer);
+    assert!(words.contains("; not shared, though selectors match: 1 GPU kept from sharing "), "{words}");
+    share_with(&mut cluster, "l4", "device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L4'");
+    let (_, words, _) = wait(&asked(&mut cluster, "l4").answer);
+    assert!(!words.contains("not shared"), "{words}");
     // They are gone, or shared now.
     cluster.put_slice("node-1", vec![whole_only(0), device("node-1", 1, true)]);
     let (_, words, _) = wait(&asked(&mut cluster, "small").answer);
-    assert!(words.contains("whatever the claim selects: 1 GPU kept from sharing "), "{words}");
+    assert!(words.contains("though selectors match: 1 GPU kept from sharing "), "{words}");
     cluster.put_slice("node-1", vec![device("node-1", 0, true)]);
     let (_, words, _) = wait(&asked(&mut cluster, "small").answer);
     assert!(!words.contains("not shared"), "{words}");

@@ -17,6 +17,7 @@ mod pools;
 mod promised;
 mod standing;
 mod unreadable;
+pub mod unshared;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -403,9 +404,10 @@ impl ClusterView {
 
     // Nodes and their GPUs.
 
-    /// How many devices are published that no shares can be placed on.
-    pub fn unshared_devices(&self) -> node::Unshared {
-        self.pools.unshared()
+    /// How many devices that no shares can be placed on these selectors choose, and what it cost to find out, in ticks.
+    /// None: it would have cost too much.
+    pub fn unshared_devices(&mut self, lists: &unshared::SelectorLists) -> (Option<unshared::Unshared>, u64) {
+        self.pools.unshared(lists)
     }
 
     pub fn node(&self, name: &NodeName) -> Option<&NodeState> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::{fmt, ops};
 
 use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
 use k8s_openapi::api::resource::v1::{
@@ -11,6 +10,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::view::claim::GpuRef;
+use crate::controller::view::unshared::{TYPE_OF_MIG, UnsharedDevice};
 use crate::model::names::{DRIVER, DeviceName, NodeName};
 use crate::select::{DeviceFacts, Taint};
 use crate::slices::{Grantable, Parts};
@@ -33,71 +33,8 @@ pub struct Slice {
     pub node: NodeName,
     pub generation: i64,
     pub gpus: Vec<Arc<Gpu>>,
-    /// Devices beside these that no shares can be placed on.
-    pub unshared: Unshared,
-}
-
-/// How many devices are there that no shares can be placed on, by what keeps shares off them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Unshared {
-    mig: usize,
-    without_memory: usize,
-    whole: usize,
-}
-
-impl Unshared {
-    fn count(&mut self, device: &Device) {
-        let attribute = |name: &str| device.attributes.as_ref().and_then(|all| all.get(name));
-        let is_mig = attribute("type").and_then(|kind| kind.string.as_deref()) == Some(TYPE_OF_MIG);
-        let has_memory = attribute("totalMemoryMiB").is_some()
-            || device.capacity.as_ref().is_some_and(|all| all.contains_key("memory"));
-        *match (is_mig, has_memory) {
-            (true, _) => &mut self.mig,
-            (false, false) => &mut self.without_memory,
-            (false, true) => &mut self.whole,
-        } += 1;
-    }
-
-    pub fn all(self) -> usize {
-        self.mig + self.without_memory + self.whole
-    }
-}
-
-impl ops::AddAssign for Unshared {
-    fn add_assign(&mut self, other: Self) {
-        self.mig += other.mig;
-        self.without_memory += other.without_memory;
-        self.whole += other.whole;
-    }
-}
-
-impl ops::SubAssign for Unshared {
-    fn sub_assign(&mut self, other: Self) {
-        self.mig -= other.mig;
-        self.without_memory -= other.without_memory;
-        self.whole -= other.whole;
-    }
-}
-
-/// By cause: `2 MIG devices, 1 GPU whose memory is not known`.
-impl fmt::Display for Unshared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let causes = [
-            (self.mig, "MIG device", ""),
-            (self.without_memory, "GPU", " whose memory is not known"),
-            (
-                self.whole,
-                "GPU",
-                " kept from sharing (sharing.exclusiveGPUs, mps.enabled=false, or no MPS on it)",
-            ),
-        ];
-        let told = causes.into_iter().filter(|(count, ..)| *count > 0);
-        for (nth, (count, what, why)) in told.enumerate() {
-            let (comma, plural) = (if nth > 0 { ", " } else { "" }, if count == 1 { "" } else { "s" });
-            write!(f, "{comma}{count} {what}{plural}{why}")?;
-        }
-        Ok(())
-    }
+    /// Devices beside these that no shares can be placed on; they are kept apart.
+    pub unshared: Vec<UnsharedDevice>,
 }
 
 /// None: of no node's pool. `like`: facts of some device that was read before; what others have in common with it,
@@ -106,11 +43,11 @@ pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice
     let spec = object.spec;
     let node = NodeName::new(spec.node_name.filter(|node| *node == spec.pool.name)?);
     let devices = spec.devices.unwrap_or_default();
-    let (mut gpus, mut unshared) = (Vec::new(), Unshared::default());
+    let (mut gpus, mut unshared) = (Vec::new(), Vec::new());
     for device in &devices {
         match gpu(device, like) {
             Some(gpu) => gpus.push(gpu),
-            None => unshared.count(device),
+            None => unshared.push(UnsharedDevice::of(device, like)),
         }
     }
     Some(Slice { node, generation: spec.pool.generation, gpus, unshared })
@@ -155,9 +92,6 @@ fn facts_of_parts(board: &Device) -> DeviceFacts {
     attributes.insert("type".to_owned(), of_type);
     DeviceFacts::of(DRIVER, &Device { attributes: Some(attributes), ..Device::default() })
 }
-
-/// The attribute `type` of MIG devices.
-const TYPE_OF_MIG: &str = "mig";
 
 /// A DeviceTaintRule: which devices have the taint. The empty selector means all devices, none at all means none.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,12 +1,14 @@
 //! The GPUs of each node's pool: what the slices of our driver and the taint rules come to.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 
 use crate::controller::view::Gpu;
-use crate::controller::view::node::{self, Slice, TaintRule, Unshared};
+use crate::controller::view::node::{self, Slice, TaintRule};
+use crate::controller::view::unshared::{SelectorLists, Unshared, UnsharedDevices};
 use crate::model::names::{DeviceName, NodeName};
 use crate::select::DeviceFacts;
 
@@ -19,7 +21,7 @@ pub(super) struct Pools {
     /// The facts of the GPU that was read last: the next has most of them as well.
     like: Arc<DeviceFacts>,
     /// Devices of all slices that no shares can be placed on.
-    unshared: Unshared,
+    unshared: UnsharedDevices,
 }
 
 impl Pools {
@@ -44,36 +46,36 @@ impl Pools {
         node::pool(node, slices, &self.rules)
     }
 
-    /// How many devices are published that no shares can be placed on.
-    pub fn unshared(&self) -> Unshared {
-        self.unshared
+    /// How many devices that no shares can be placed on these selectors choose, and what it cost to find out, in ticks.
+    pub fn unshared(&mut self, lists: &SelectorLists) -> (Option<Unshared>, u64) {
+        self.unshared.chosen(lists)
     }
 
     /// Returns the nodes whose pools may be others now.
     pub fn set_slice(&mut self, object: ResourceSlice) -> Vec<NodeName> {
         let name = object.metadata.name.clone().unwrap_or_default();
-        let Some(fresh) = node::slice(object, &mut self.like) else {
+        let Some(mut fresh) = node::slice(object, &mut self.like) else {
             return self.drop_slice(&name).into_iter().collect();
         };
         let node = fresh.node.clone();
         let moved = self.slice_nodes.insert(name.clone(), node.clone()).filter(|old| *old != node);
         moved.iter().for_each(|old| self.forget_slice(old, &name));
-        self.unshared += fresh.unshared;
-        let old = self.slices.entry(node.clone()).or_default().insert(name, fresh);
-        self.unshared -= old.map_or_else(Unshared::default, |old| old.unshared);
+        self.unshared.set(&name, mem::take(&mut fresh.unshared));
+        self.slices.entry(node.clone()).or_default().insert(name, fresh);
         moved.into_iter().chain([node]).collect()
     }
 
     /// Returns the node whose pool may be another now.
     pub fn drop_slice(&mut self, name: &str) -> Option<NodeName> {
         let node = self.slice_nodes.remove(name)?;
+        self.unshared.set(name, Vec::new());
         self.forget_slice(&node, name);
         Some(node)
     }
 
     fn forget_slice(&mut self, node: &NodeName, name: &str) {
         if let Some(of_node) = self.slices.get_mut(node) {
-            self.unshared -= of_node.remove(name).map_or_else(Unshared::default, |old| old.unshared);
+            of_node.remove(name);
             if of_node.is_empty() {
                 self.slices.remove(node);
             }

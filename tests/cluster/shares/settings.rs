@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::watchdog::Process;
 use super::{Board, NODE, cluster, mps_env, wait_event, wait_unschedulable};
-use crate::manifests::{as_nobody, claim, gpu, of_gpu, share, user_of};
+use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, share, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, container_run, minor_of, sum};
 
@@ -70,6 +70,19 @@ async fn a_gpu_that_is_kept_from_sharing_is_given_whole_and_the_others_in_shares
     cluster.create(claim("more", json!({"requests": [of_gpu(&whole.uuid, share("2000Mi", 0))]}))).await;
     cluster.create(as_nobody(user_of("more", "more"))).await;
     println!("beside it: {}", wait_unschedulable(&cluster, "more").await);
+    // The controller has none of it to give either, and says so.
+    let config = parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "2000Mi"}));
+    let mut request = of_gpu(&whole.uuid, gpu("gpu"));
+    request["exactly"]["deviceClassName"] = json!("shared.gpu.nvidia.com");
+    cluster.create(claim("ours", json!({"requests": [request], "config": config}))).await;
+    cluster.create(as_nobody(user_of("ours", "ours"))).await;
+    let told = || async {
+        let events = cluster.events("ours").await;
+        let words = "not shared, though selectors match: 1 GPU kept from sharing";
+        events.iter().any(|event| event.contains(words)).then_some(())
+    };
+    wait_until("the pod to be told that the GPU is kept from sharing", PATIENCE, told).await;
+    cluster.delete("ours").await;
     shared.tenant(&cluster, "tenant", "2000Mi", 0).await;
     assert!(shared.is_exclusive(&cluster) && !whole.is_exclusive(&cluster), "only the shared one needs MPS");
     cluster.end().await;
