@@ -16,7 +16,7 @@ const LOOK_TICKS: u64 = 200;
 /// What one look at all devices may cost, in ticks: a tenth of a round.
 const LOOKS_TICKS_MAX: u64 = 10_000_000;
 /// So many answers are kept.
-const ANSWERS_MAX: usize = 32;
+const ANSWERS_MAX: usize = 256;
 
 /// What keeps shares off a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +123,9 @@ impl UnsharedDevices {
     /// Which devices these selectors choose, and what it cost to find out, in ticks. One that fails on a device, or that is
     /// no CEL, does not choose it. None: it would have cost more than a look may.
     pub fn chosen(&mut self, lists: &SelectorLists) -> (Option<Unshared>, u64) {
+        if self.slices.is_empty() {
+            return (Some(Unshared::default()), 0);
+        }
         if let Some(known) = self.answers.get(lists) {
             return (Some(*known), 0);
         }
@@ -236,6 +239,7 @@ mod tests {
     #[test]
     fn what_is_chosen_is_found_out_once_until_the_devices_are_others() {
         let mut all = UnsharedDevices::default();
+        assert_eq!(all.chosen(&lists(&[T4])), (Some(Unshared::default()), 0), "there is nothing to look at");
         all.set("a", vec![device(0, "Tesla T4"), device(1, "NVIDIA GB10")]);
         all.set("b", vec![device(2, "Tesla T4")]);
         assert_eq!(count(&mut all, &[T4]), Some(2));
