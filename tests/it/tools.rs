@@ -644,7 +644,8 @@ fn several_kubeconfigs_are_taken_as_kubectl_takes_them() {
     assert_eq!(code, Some(0));
     // None of them is there.
     let (code, _, said) = run_with(folder.path(), &[("KUBECONFIG", "missing:gone")], line, "");
-    assert!(code == Some(1) && said.starts_with("error: "), "{code:?}: {said}");
+    let words = "error: kubeconfig missing:gone cannot be used: ";
+    assert!(code == Some(2) && said.starts_with(words), "{code:?}: {said}");
 }
 
 #[test]
