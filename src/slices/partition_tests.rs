@@ -1,5 +1,7 @@
 //! What the scheduler may allocate by the published counters is what NVML lets be made.
 
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 use super::super::content::tests::{gpu, mig, node_gpus, whole};
@@ -79,12 +81,32 @@ fn every_possible_instance_is_a_device_that_consumes_its_part_of_the_board() {
         (&attributes["profile"], &attributes["type"]),
         (&json!({"string": "2g.20gb"}), &json!({"string": "mig"}))
     );
-    assert!(!attributes.contains_key("uuid"), "nobody knows it yet");
-    let capacity = device["capacity"].as_object().unwrap();
-    assert!(
-        capacity.contains_key("memory") && !capacity.keys().any(|name| name.starts_with("memorySlice")),
-        "{capacity:?}"
+    // NVIDIA's names, all of them, and ours; no UUID, which nobody knows yet, and no memory slices as capacities.
+    let keys =
+        |map: &serde_json::Map<String, serde_json::Value>| map.keys().cloned().collect::<BTreeSet<_>>();
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let (of_nvidia, ours) = (
+        [
+            "type",
+            "parentUUID",
+            "profile",
+            "productName",
+            "brand",
+            "architecture",
+            "cudaComputeCapability",
+            "driverVersion",
+            "cudaDriverVersion",
+            "addressingMode",
+            "resource.kubernetes.io/pciBusID",
+            "resource.kubernetes.io/pcieRoot",
+            "resource.kubernetes.io/numaNode",
+        ],
+        ["isolation", "totalMemoryMiB"],
     );
+    assert_eq!(keys(attributes), named(&[&of_nvidia[..], &ours].concat()));
+    let engines = ["copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"];
+    let amounts = [&engines[..], &["memory", "multiprocessors"]].concat();
+    assert_eq!(keys(device["capacity"].as_object().unwrap()), named(&amounts));
     let set = serde_json::to_value(&slices[1].counters[0]).unwrap();
     assert_eq!(set["name"], "gpu-3-counter-set");
     let counters = set["counters"].as_object().unwrap();

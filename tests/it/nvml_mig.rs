@@ -229,6 +229,20 @@ fn what_fails_before_anything_is_created_has_made_nothing() {
 }
 
 /// GPU 0 of a node is carved on demand, and has a GPU instance that is no device.
+/// A selector is a UUID, a minor number, or a part of a product's name.
+#[test]
+fn boards_to_be_cut_are_chosen_by_product_too() {
+    let gpus = json!({"0": {"mig": {}}, "1": {"mig": {}}});
+    for (selector, chosen) in [("H100", [true, true]), ("H200", [false, false]), ("1", [false, true])] {
+        let node = Node::with(json!({"profile": "h100", "count": 2, "gpus": gpus}));
+        let nvml = node.nvml_carving(DEADLINE, vec![selector.parse().unwrap()]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let found = runtime.block_on(nvml.look(Load::Keep)).unwrap().gpus.gpus;
+        let cut: Vec<bool> = found.iter().map(|gpu| matches!(gpu.mig, MigMode::OnDemand(_))).collect();
+        assert_eq!(cut, chosen, "{selector}");
+    }
+}
+
 fn looked_at(faults: Value) -> Look {
     let instances = json!([{"profile": "1g.10gb", "placement": 0, "compute": []}]);
     let gpus = json!({"0": {"uuid": "GPU-one", "mig": {"instances": instances}}});

@@ -480,6 +480,23 @@ async fn a_claim_hears_that_one_of_its_processes_went_around_mps_and_what_to_lea
 }
 
 #[tokio::test]
+async fn a_claim_whose_mig_device_could_not_be_made_is_told_why_and_its_pod_hears_of_it_from_kubelet() {
+    let api = MockApi::new();
+    let intent = intent("train", HoldMode::Mig);
+    put_claim(&api, &intent);
+    let claim = intent.claim.clone();
+    let running = RunningReporter::start(&api, quick(), vec![intent]);
+    running.reporter.mig_not_made(&claim, "NVML says that the board is in use");
+    api.until("the event", |api| !events(api, "MigDeviceNotMade").is_empty()).await;
+    let told = events(&api, "MigDeviceNotMade");
+    let [(kind, message)] = &told[..] else { panic!("one event: {told:?}") };
+    assert_eq!(kind, "ResourceClaim");
+    let words = "could not be made for this claim: NVML says that the board is in use. Kubelet tries again";
+    assert!(message.contains(words), "{message}");
+    running.stop().await;
+}
+
+#[tokio::test]
 async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     let api = MockApi::new();
     let intent = intent("train", share());
