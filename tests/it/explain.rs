@@ -202,6 +202,71 @@ Controller: tranche-controller-7c9 leads, last sign of life 2s ago
     );
 }
 
+/// A GPU of node-m that is cut into MIG devices, of which somebody has made one by hand.
+fn put_cut_board(api: &MockApi) {
+    put_node(api, "node-m", 0, json!({}));
+    let string = |value: &str| json!({"string": value});
+    let board = json!({"name": "gpu-0", "attributes": {
+            "type": string("mig-parent"), "uuid": string("GPU-node-m-0"), "isolation": string("mig"),
+            "productName": string("NVIDIA H100 80GB HBM3"), "totalMemoryMiB": {"int": 81_559},
+            "migProfile9": string("3g.40gb 3/2 40448 60 4@0,4"),
+            "migProfile14": string("2g.20gb 2/3 20096 32 2@0,2,4"),
+            "migProfile19": string("1g.10gb 1/7 9984 16 1@0,1,2,3,4,5,6"),
+            "migInstances": string("14:2@0")},
+        "capacity": {"memory": {"value": "81559Mi"}}});
+    api.edit("resourceslices", |slice| {
+        if slice["metadata"]["name"] == "node-m-slice" {
+            slice["spec"]["devices"] = json!([board]);
+        }
+    });
+    let mut hold = allocated(whole("hold.gpu-0.node-m"), "node-m", "gpu-0", None);
+    hold["metadata"]["namespace"] = json!("tranche-system");
+    hold["metadata"]["labels"] = json!({"tranche.dev/hold": "true"});
+    hold["metadata"]["annotations"] = json!({"tranche.dev/node": "node-m", "tranche.dev/device": "gpu-0"});
+    api.put("resourceclaims", hold);
+}
+
+#[tokio::test]
+async fn claims_for_mig_devices_of_the_controllers_are_told_what_they_have_and_what_they_wait_for() {
+    let api = busy();
+    put_cut_board(&api);
+    let asks = |name: &str, memory: &str| share(name, json!({"memory": memory, "minimumIsolation": "mig"}));
+    for (name, profile, start) in [("small", 19, 6), ("double", 14, 4)] {
+        let mib = if profile == 19 { "9984Mi" } else { "20096Mi" };
+        let place = json!({"profile": profile, "start": start, "size": if profile == 19 { 1 } else { 2 }});
+        let grant = json!({"device": "gpu-0", "gpu": "GPU-node-m-0", "memory": mib, "slots": 1,
+            "isolation": "mig", "mig": place});
+        let mut claim = allocated(asks(name, "9Gi"), "node-m", "gpu-0", Some(grant));
+        claim["status"]["allocation"]["devices"]["results"][0]["pool"] = json!("node-m/shares");
+        let pod = format!("with-{name}");
+        let uid = format!("pod-{pod}");
+        claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": uid}]);
+        api.put("resourceclaims", claim);
+        let claims = json!([{"name": "gpu", "resourceClaimName": name}]);
+        api.put(
+            "pods",
+            json!({"metadata": {"name": pod, "namespace": "ml", "uid": uid}, "spec": {"nodeName": "node-m",
+            "containers": [{"name": "main"}], "resourceClaims": claims}, "status": {"phase": "Running"}}),
+        );
+    }
+    let placed = answered(&api, "explain ml/small").await;
+    let expected = "\
+Claim:      ml/small (10m old)
+Pods:       with-small (on node-m, has reserved it)
+Answer:     placed on node node-m
+Devices:    gpu-0: a MIG device of 9984 MiB, for this claim alone
+[exit 0]
+";
+    assert_eq!(placed, expected);
+    api.put("resourceclaims", asks("waits", "30Gi"));
+    put_pod(&api, "wants", &["waits"]);
+    let waits = answered(&api, "explain ml/waits").await;
+    let why = "needs a MIG device with 30720 MiB; the largest that node node-m/gpu-0 can still make has 20096 MiB (2g.20gb)";
+    let verdict = "node-m   largest MIG device that can be made 20096 MiB of gpu-0, needs 30720 MiB\n";
+    let answer = format!("Answer:     waits (memory)\nWhy:        {why}");
+    has(&waits, &[&answer, verdict], 3);
+}
+
 #[tokio::test]
 async fn what_is_not_the_controllers_or_can_never_be_is_said() {
     let api = busy();

@@ -4,6 +4,9 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, grants, merge, results};
 use super::scenes::{LONG, rules, share};
+use super::walk::bind;
+use crate::cluster::events::{Note, Subject};
+use crate::model::names::SHARED_CLASS;
 use crate::model::share::Extent;
 
 /// A GPU as a node in MIG mode publishes it. `scheduled`: the API server keeps counters, and kube-scheduler may cut it too.
@@ -162,6 +165,67 @@ fn shares_and_whole_gpus_stay_off_boards_that_are_cut() {
         &mut cluster,
         "1 GPU too small even idle (largest 81152 MiB, asked 102400), 1 GPU below the isolation",
     );
+}
+
+#[test]
+fn a_selector_chooses_the_board_that_is_cut() {
+    let mut cluster = cluster(0, true);
+    let mut boards: Vec<Value> = (0..2).map(|minor| board("node-0", minor, true)).collect();
+    merge(&mut boards[1], &json!({"attributes": {"productName": {"string": "NVIDIA H200"}}}));
+    cluster.put_slice("node-0", boards);
+    let mut ask = |name: &str, selector: &str, memory: &str| {
+        let parameters = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": memory,
+            "minimumIsolation": "mig"});
+        let exactly =
+            json!({"deviceClassName": SHARED_CLASS, "selectors": [{"cel": {"expression": selector}}]});
+        cluster.put_claim(json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"devices": {
+            "requests": [{"name": "gpu", "exactly": exactly}],
+            "config": [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]}}}));
+        cluster.put_pod(name, &[name], json!({}));
+        cluster.settle(LONG);
+        if cluster.place(name).is_some() {
+            bind(&mut cluster, name);
+        }
+    };
+    let product = |name: &str| format!("device.attributes['gpu.nvidia.com'].productName == '{name}'");
+    let h200 = product("NVIDIA H200");
+    ask("a", &h200, "9Gi");
+    ask("all", &h200, "70Gi");
+    ask("b", &product("NVIDIA H100 80GB HBM3"), "9Gi");
+    ask("none", &product("NVIDIA A100"), "9Gi");
+    assert_eq!((made(&cluster, "a")[0].0.as_str(), made(&cluster, "b")[0].0.as_str()), ("gpu-1", "gpu-0"));
+    // The other board has room: it is not looked at.
+    assert_eq!((cluster.place("all"), cluster.place("none")), (None, None));
+    let (notes, _) = cluster.core.recorder.take();
+    let last = |pod: &str| {
+        let of_pod = |note: &&Note| matches!(&note.subject, Subject::Pod { name, .. } if name == pod);
+        notes.iter().rev().find(of_pod).unwrap_or_else(|| panic!("{pod}: {notes:#?}")).message.clone()
+    };
+    for (pod, words) in [
+        (
+            "all",
+            "the largest that node node-0/gpu-1 can still make has 40448 MiB (4g.40gb); left out: 1 GPU that a",
+        ),
+        ("none", "there is no candidate; left out: 2 GPUs that a selector leaves out"),
+    ] {
+        assert!(last(pod).contains(words), "{pod}: {}", last(pod));
+    }
+    cluster.check();
+}
+
+#[test]
+fn a_board_whose_use_changes_takes_no_new_claim() {
+    let mut cluster = cluster(1, true);
+    mig(&mut cluster, "first", json!({"memory": "9Gi"}), 1);
+    cluster.settle(LONG);
+    bind(&mut cluster, "first");
+    let before = made(&cluster, "first");
+    let taint = json!({"taints": [{"key": "gpu.nvidia.com/use-changes", "effect": "NoSchedule"}]});
+    put_boards(&mut cluster, 1, &taint);
+    mig(&mut cluster, "late", json!({"memory": "9Gi"}), 1);
+    cluster.settle(LONG);
+    assert_eq!((made(&cluster, "first"), cluster.place("late")), (before, None));
+    told(&mut cluster, "the first is gpu.nvidia.com/use-changes:NoSchedule");
 }
 
 /// As a node with --mig-keep publishes it.
