@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::Device;
 use serde_json::{Value, json};
 
 use crate::discovery::AtEnd;
 use crate::manifests::{
-    as_nobody, by_template, claim, container, gpu, of_gpu, on, parameters, pod, template,
+    as_nobody, by_template, claim, container, gpu, of_gpu, on, parameters, pod, template, user_of,
 };
 use crate::rig::wait_until;
 use crate::shares::{metrics, mps_env, settings, wait_unschedulable};
@@ -253,6 +254,29 @@ async fn kubelet_and_the_plugin_may_end_while_a_device_is_made() {
     cluster.end().await;
 }
 
+/// What the pod's claim is told of a device that is not healthy any more.
+async fn wait_unhealthy(cluster: &TestCluster, pod: &str) -> String {
+    let told = || async {
+        let claim = serde_json::to_value(cluster.claim_of(pod).await).unwrap();
+        let conditions = claim["status"]["devices"][0]["conditions"].as_array()?.clone();
+        let found =
+            conditions.into_iter().find(|one| one["type"] == "DeviceHealthy" && one["status"] == "False")?;
+        found["message"].as_str().map(str::to_owned)
+    };
+    wait_until("the claim to be told", PATIENCE, told).await
+}
+
+/// What is published of the board.
+async fn of_board(cluster: &TestCluster) -> Vec<Device> {
+    let mut devices = cluster.published(NODE).await;
+    devices.retain(|device| device.name.starts_with(&format!("gpu-{BOARD}")));
+    devices
+}
+
+fn is_drained(device: &Device) -> bool {
+    device.taints.iter().flatten().any(|taint| taint.key == "gpu.nvidia.com/use-changes")
+}
+
 /// An administrator resets the board, and with it goes what was made.
 #[tokio::test]
 #[ignore = "needs a rig"]
@@ -266,14 +290,7 @@ async fn a_device_that_is_ended_by_hand_under_its_pod_is_told_to_everybody_conce
     cluster.wait_ready("p").await;
     cluster.fake(NODE, &["reset", BOARD]);
     cluster.fake(NODE, &["event", BOARD, "mig-config"]);
-    let told = || async {
-        let claim = serde_json::to_value(cluster.claim_of("p").await).unwrap();
-        let conditions = claim["status"]["devices"][0]["conditions"].as_array()?.clone();
-        let found =
-            conditions.into_iter().find(|one| one["type"] == "DeviceHealthy" && one["status"] == "False")?;
-        found["message"].as_str().map(str::to_owned)
-    };
-    let words = wait_until("the claim to be told", PATIENCE, told).await;
+    let words = wait_unhealthy(&cluster, "p").await;
     assert!(words.contains("was ended by somebody"), "{words}");
     let event =
         || async { cluster.events("p").await.into_iter().find(|one| one.starts_with("DeviceUnhealthy")) };
@@ -308,10 +325,8 @@ async fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gon
     cluster.wait_ready("p").await;
     settings::set(&cluster, &["--mig-on-demand=0"]).await;
     let changing = || async {
-        let published = cluster.published(NODE).await;
-        let board = published.into_iter().find(|one| one.name == format!("gpu-{BOARD}"))?;
-        let taints = board.taints.unwrap_or_default();
-        taints.iter().any(|taint| taint.key == "gpu.nvidia.com/use-changes").then_some(())
+        let name = format!("gpu-{BOARD}");
+        of_board(&cluster).await.iter().any(|one| one.name == name && is_drained(one)).then_some(())
     };
     wait_until("the board to be drained", PATIENCE, changing).await;
     let plugin = cluster.plugin(NODE).await.metadata.name.unwrap();
@@ -324,11 +339,47 @@ async fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gon
     cluster.delete("p").await;
     wait_made(&cluster, "the board to be empty", |starts| starts.is_empty()).await;
     cluster.fake(NODE, &["event", BOARD, "mig-config"]);
-    let anew = || async {
-        let names = cluster.published_names(NODE).await;
-        (!names.iter().any(|name| name.starts_with(&format!("gpu-{BOARD}")))).then_some(())
-    };
+    let anew = || async { of_board(&cluster).await.is_empty().then_some(()) };
     wait_until("the board to be published as it is: in MIG mode, without devices", PATIENCE, anew).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// By hand, on a GPU whose mode is not ours to switch.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_board_whose_mig_mode_somebody_switches_off_is_whole_once_its_pods_have_gone() {
+    let test = "a_board_whose_mig_mode_somebody_switches_off_is_whole_once_its_pods_have_gone";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", "1g.10gb").await;
+    let uuid = cluster.attribute(NODE, &format!("gpu-{BOARD}"), "uuid").await;
+    cluster.create(on(NODE, by_template("small", "p"))).await;
+    cluster.wait_ready("p").await;
+    cluster.fake(NODE, &["set-mig", BOARD, "off"]);
+    cluster.fake(NODE, &["event", BOARD, "mig-config"]);
+    let drained = || async {
+        let devices = of_board(&cluster).await;
+        matches!(&devices[..], [whole] if is_drained(whole)).then_some(())
+    };
+    wait_until("the GPU to be published whole, and drained", PATIENCE, drained).await;
+    assert_eq!(cluster.attribute(NODE, &format!("gpu-{BOARD}"), "type").await, "gpu");
+    let words = wait_unhealthy(&cluster, "p").await;
+    assert!(words.contains("divided otherwise now (MIG)"), "{words}");
+    cluster.create(claim("whole", json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
+    cluster.create(on(NODE, user_of("whole", "whole"))).await;
+    println!("beside what is gone: {}", wait_unschedulable(&cluster, "whole").await);
+    cluster.delete("p").await;
+    // Not before the record has gone: this look finds the GPU free.
+    cluster.wait_clean().await;
+    cluster.fake(NODE, &["event", BOARD, "mig-config"]);
+    cluster.wait_ready("whole").await;
+    let inside = cluster.inside("whole", "main");
+    assert_eq!((&inside.gpus[..], inside.caps.len()), (&[6][..], 0));
+    let devices = of_board(&cluster).await;
+    assert!(devices.len() == 1 && !is_drained(&devices[0]), "{devices:?}");
+    cluster.delete("whole").await;
     drop(undo);
     cluster.end().await;
 }

@@ -1,6 +1,7 @@
 //! MIG devices that the controller chooses for an amount: made on the node for the claim, and ended with it.
 
 use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
@@ -8,7 +9,7 @@ use crate::discovery::AtEnd;
 use crate::manifests::{as_nobody, claim, gpu, of_gpu, parameters, user_of};
 use crate::rig::wait_until;
 use crate::shares::{metrics, settings};
-use crate::test_cluster::{PATIENCE, TestCluster, failed_operations, sum};
+use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, failed_operations, is_ready, sum};
 
 const NODE: &str = "node-a";
 /// Whole in other tests.
@@ -25,6 +26,20 @@ async fn carve(cluster: &TestCluster) {
         (board.attributes?.get("type")?.string.as_deref() == Some("mig-parent")).then_some(())
     };
     wait_until("the board that is cut", PATIENCE, published).await;
+}
+
+/// Has the board given whole or cut until the test ends; its UUID.
+async fn whole_or_cut(cluster: &TestCluster) -> String {
+    settings::set(cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
+    let device = format!("gpu-{BOARD}");
+    let published = || async {
+        let devices = cluster.published(NODE).await;
+        let attributes = devices.into_iter().find(|one| one.name == device)?.attributes?;
+        attributes.contains_key("migProfile19").then_some(())
+    };
+    wait_until("the GPU, and what it can be cut into", PATIENCE, published).await;
+    assert_eq!(cluster.attribute(NODE, &device, "type").await, "gpu");
+    cluster.attribute(NODE, &device, "uuid").await
 }
 
 /// A claim for a MIG device of our controller's, and a pod of its name that uses it.
@@ -220,16 +235,7 @@ async fn the_place_of_a_device_that_cannot_be_ended_is_given_to_nobody_until_it_
 async fn an_idle_gpu_is_given_whole_and_cut_by_the_controller() {
     let cluster = TestCluster::of_env("an_idle_gpu_is_given_whole_and_cut_by_the_controller").await;
     let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
-    settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
-    let device = format!("gpu-{BOARD}");
-    let published = || async {
-        let devices = cluster.published(NODE).await;
-        let attributes = devices.into_iter().find(|one| one.name == device)?.attributes?;
-        attributes.contains_key("migProfile19").then_some(())
-    };
-    wait_until("the GPU, and what it can be cut into", PATIENCE, published).await;
-    let uuid = cluster.attribute(NODE, &device, "uuid").await;
-    assert_eq!(cluster.attribute(NODE, &device, "type").await, "gpu");
+    let uuid = whole_or_cut(&cluster).await;
     let is_on = || cluster.is_switched_on(NODE, BOARD);
     for name in ["whole", "again"] {
         cluster.create(claim(name, json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
@@ -252,6 +258,92 @@ async fn an_idle_gpu_is_given_whole_and_cut_by_the_controller() {
     cluster.wait_ready("again").await;
     assert_eq!((made(&cluster).len(), is_on()), (0, false));
     cluster.delete("again").await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// Whose pod of the two has come up first, ours or kube-scheduler's.
+async fn first_of(cluster: &TestCluster, names: [&str; 2]) -> usize {
+    let pods = cluster.api::<Pod>();
+    let ready = async |name: &str| pods.get_opt(name).await.ok().flatten().is_some_and(|pod| is_ready(&pod));
+    let either = || async {
+        let ready = [ready(names[0]).await, ready(names[1]).await];
+        ready.iter().position(|one| *one).map(|first| (first, ready))
+    };
+    let (first, ready) = wait_until(&format!("one of {names:?}"), PATIENCE, either).await;
+    assert_ne!(ready, [true; 2], "{names:?}: one GPU");
+    first
+}
+
+/// Both ask at the same time for a GPU that nobody has.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn of_a_whole_gpu_and_a_mig_device_that_race_for_one_gpu_each_gets_the_gpu_in_turn() {
+    let test = "of_a_whole_gpu_and_a_mig_device_that_race_for_one_gpu_each_gets_the_gpu_in_turn";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    let uuid = whole_or_cut(&cluster).await;
+    let mut won = [0; 2];
+    for round in 0..5 {
+        let names = ["whole", "cut"].map(|name| format!("{name}-{round}"));
+        let [whole, cut] = [names[0].as_str(), names[1].as_str()];
+        let ask_whole = async {
+            cluster.create(claim(whole, json!({"requests": [of_gpu(&uuid, gpu("gpu"))]}))).await;
+            cluster.create(user_of(whole, whole)).await;
+        };
+        tokio::join!(ask_whole, ask_for(&cluster, cut, json!({"memory": "9000Mi"})));
+        let first = first_of(&cluster, [whole, cut]).await;
+        let is_on = || cluster.is_switched_on(NODE, BOARD);
+        assert_eq!((is_on(), made(&cluster).len()), (first == 1, first), "round {round}");
+        cluster.delete(&names[first]).await;
+        let second = 1 - first;
+        cluster.wait_ready(&names[second]).await;
+        assert_eq!((is_on(), made(&cluster).len()), (second == 1, second), "round {round}, the other");
+        cluster.delete(&names[second]).await;
+        won[first] += 1;
+    }
+    println!("first was the whole GPU {} times, the MIG device {} times", won[0], won[1]);
+    drop(undo);
+    cluster.end().await;
+}
+
+/// Where taints are kept the controller looks elsewhere; where they are not, the node says no.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_board_that_is_not_to_be_cut_any_more_takes_no_new_claim_of_the_controllers() {
+    let test = "a_board_that_is_not_to_be_cut_any_more_takes_no_new_claim_of_the_controllers";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    ask_for(&cluster, "small", json!({"memory": "9000Mi"})).await;
+    cluster.wait_ready("small").await;
+    settings::set(&cluster, &["--mig-on-demand=0"]).await;
+    let said = || async {
+        let plugin = cluster.plugin(NODE).await.metadata.name?;
+        let inspect = ["-n", SYSTEM, "exec", plugin.as_str(), "--", "tranche", "inspect"];
+        let said = cluster.rig.attempt(&[&["kubectl"], &inspect[..]].concat()).ok()?;
+        said.contains("takes no new claims: --mig-on-demand does not name it any more").then_some(())
+    };
+    wait_until("the plugin to say that the GPU takes no new claims", PATIENCE, said).await;
+    if cluster.release().await >= 36 {
+        let drained = || async {
+            let devices = cluster.published(NODE).await;
+            let board = devices.into_iter().find(|device| device.name == format!("gpu-{BOARD}"))?;
+            let mut taints = board.taints.iter().flatten();
+            taints.any(|taint| taint.key == "gpu.nvidia.com/use-changes").then_some(())
+        };
+        wait_until("the GPU to be drained", PATIENCE, drained).await;
+    }
+    ask_for(&cluster, "late", json!({"memory": "9000Mi"})).await;
+    if cluster.release().await >= 36 {
+        wait_told(&cluster, "late", "use-changes").await;
+    } else {
+        let why = "takes no new claims: --mig-on-demand does not name it any more";
+        println!("{}", cluster.wait_refused("late", &[why]).await);
+    }
+    assert_eq!(made(&cluster).len(), 1, "the first pod has its device");
+    cluster.delete_all(&["late", "small"].map(str::to_owned)).await;
+    wait_made(&cluster, "the board to be empty", 0).await;
     drop(undo);
     cluster.end().await;
 }

@@ -16,6 +16,9 @@ use crate::test_cluster::{PATIENCE, SOON, TestCluster, container_run};
 const NODE: &str = "node-a";
 /// Whole in other tests.
 const BOARDS: [&str; 3] = ["4", "5", "6"];
+/// One more, for kube-scheduler.
+const BESIDE: &str = "3";
+const ALL: [&str; 4] = [BOARDS[0], BOARDS[1], BOARDS[2], BESIDE];
 const SWITCH: &str = "nvmlDeviceSetMigMode";
 /// One record for each MIG mode that is on for claims.
 const RECORDS: &str = "/var/lib/kubelet/plugins/gpu.nvidia.com/mig-modes";
@@ -132,7 +135,8 @@ async fn a_plugin_that_is_killed_amid_a_switch_leaves_a_gpu_that_serves_whoever_
     cluster.end().await;
 }
 
-/// One GPU has a MIG device of a pod, one is being switched on for another pod, one off for a third.
+/// One GPU has a MIG device of a pod, one is being switched on for another pod, one off for a third. Where counters are kept,
+/// a fourth has one that kube-scheduler has given.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back() {
@@ -141,10 +145,23 @@ async fn a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back() {
     let faults = AtEnd(&cluster, &["clear"]);
     let off: Vec<[&str; 3]> = BOARDS.iter().map(|board| ["set-mig", board, "off"]).collect();
     let undo: Vec<AtEnd> = off.iter().map(|words| AtEnd(&cluster, words)).collect();
-    let uuids = whole_or_cut(&cluster, &BOARDS).await;
+    let counted = cluster.release().await >= 36;
+    let beside = AtEnd(&cluster, &["set-mig", BESIDE, "off"]);
+    let uuids = whole_or_cut(&cluster, if counted { &ALL[..] } else { &BOARDS[..] }).await;
     let names = cluster.published_names(NODE).await;
     let on = || -> Vec<usize> { (0..3).filter(|at| cluster.is_switched_on(NODE, BOARDS[*at])).collect() };
 
+    let mut pods = vec!["living", "on", "off"];
+    if counted {
+        let own = "device.attributes['gpu.nvidia.com']";
+        let is = format!("{own}.profile == '1g.10gb' && {own}.parentUUID == '{}'", uuids[3]);
+        let request = json!({"name": "gpu", "exactly":
+            {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": is}}]}});
+        cluster.create(claim("given", json!({"requests": [request]}))).await;
+        cluster.create(user_of("given", "given")).await;
+        cluster.wait_ready("given").await;
+        pods.push("given");
+    }
     // All of a GPU each, so that each is on a GPU of its own.
     cut(&cluster, "living", "70Gi").await;
     cluster.wait_ready("living").await;
@@ -161,7 +178,7 @@ async fn a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back() {
     let mut both = vec![living, last];
     both.sort_unstable();
     wait_for("MIG to go on for another", || on() == both).await;
-    assert_eq!(records(&cluster).len(), 3);
+    assert_eq!(records(&cluster).len(), pods.len());
 
     cluster.boot(NODE);
     let run = |pod: &str| {
@@ -169,28 +186,38 @@ async fn a_reboot_amid_switches_and_with_mig_devices_brings_every_pod_back() {
         let pod = pod.to_owned();
         async move { pods.get(&pod).await.ok() }
     };
-    let booted = || async {
-        let statuses = run("living").await?.status?.container_statuses?;
-        (statuses.first()?.restart_count >= 1).then_some(())
-    };
-    wait_until("the living pod to run again", PATIENCE * 2, booted).await;
-    cluster.wait_all_ready(&["living", "on", "off"].map(str::to_owned)).await;
-    for (pod, at, caps) in [("living", living, 2), ("on", last, 2), ("off", former, 0)] {
+    for ran in pods.iter().copied().filter(|pod| ["living", "given"].contains(pod)) {
+        let booted = || async {
+            let statuses = run(ran).await?.status?.container_statuses?;
+            (statuses.first()?.restart_count >= 1).then_some(())
+        };
+        wait_until(&format!("pod {ran} to run again"), PATIENCE * 2, booted).await;
+    }
+    let all: Vec<String> = pods.iter().map(|pod| (*pod).to_owned()).collect();
+    cluster.wait_all_ready(&all).await;
+    let ours = [("living", living, 2), ("on", last, 2), ("off", former, 0)];
+    for (pod, at, caps) in ours.into_iter().chain(counted.then_some(("given", 3, 2))) {
         let inside = cluster.inside(pod, "main");
-        let minor: u32 = BOARDS[at].parse().unwrap();
+        let minor: u32 = ALL[at].parse().unwrap();
         assert_eq!((&inside.gpus[..], inside.caps.len()), (&[minor][..], caps), "{pod}");
     }
     assert_eq!((on(), BOARDS.map(|board| made(&cluster, board)).iter().sum::<usize>()), (both, 2));
+    assert_eq!(
+        made(&cluster, BESIDE),
+        usize::from(counted),
+        "made again for the pod that kube-scheduler placed"
+    );
     let same = || async { (cluster.published_names(NODE).await == names).then_some(()) };
     wait_until("the same devices to be published", PATIENCE, same).await;
     let records_of: Vec<String> = [living, last].iter().map(|at| format!("{}.json", uuids[*at])).collect();
     assert!(records_of.iter().all(|name| records(&cluster).contains(name)), "{:?}", records(&cluster));
-    cluster.delete_all(&["living", "on", "off"].map(str::to_owned)).await;
+    cluster.delete_all(&all).await;
     // Whole again, for whoever asks.
     whole(&cluster, "whole", &uuids[last]).await;
     cluster.wait_ready("whole").await;
     assert!(!on().contains(&last));
     cluster.delete("whole").await;
+    drop(beside);
     drop(undo);
     drop(faults);
     cluster.end().await;
