@@ -6,12 +6,13 @@ use std::time::Instant;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::Device;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::discovery::AtEnd;
 use crate::manifests::{
-    as_nobody, by_template, claim, container, gpu, of_gpu, on, parameters, pod, template, user_of,
+    allocation, as_nobody, by_template, claim, container, gpu, of_gpu, on, parameters, pod, template, user_of,
 };
+use crate::monitoring::apply;
 use crate::rig::wait_until;
 use crate::shares::{metrics, mps_env, settings, wait_unschedulable};
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster, devices_of, failed_operations, is_ready, sum};
@@ -58,6 +59,33 @@ async fn wait_made(cluster: &TestCluster, what: &str, wanted: impl Fn(&[u64]) ->
     wait_until(what, PATIENCE, seen).await;
 }
 
+/// Another driver on the node, whose pool and counters have the names of ours, and a claim that has all of what it counts.
+async fn put_stranger(cluster: &TestCluster) {
+    let (driver, set) = ("gpu.example.com", format!("gpu-{BOARD}-counter-set"));
+    let one = |name: String| (name, json!({"value": "1"}));
+    let mut counters: Map<String, Value> = (0..7).map(|nth| one(format!("memory-slice-{nth}"))).collect();
+    counters.insert("compute-slices".to_owned(), json!({"value": "7"}));
+    let slice = |name: &str, field: &str, content: Value| {
+        let mut spec = json!({"driver": driver, "nodeName": NODE,
+            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 2}});
+        spec[field] = content;
+        json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec})
+    };
+    let all = json!({"name": "all", "capacity": {"memory": {"value": "1Gi"}},
+        "consumesCounters": [{"counterSet": set, "counters": counters}]});
+    let names = ["stranger-counters", "stranger-devices"];
+    let slices = [
+        slice(names[0], "sharedCounters", json!([{"name": set, "counters": counters}])),
+        slice(names[1], "devices", json!([all])),
+    ];
+    let delete = ["kubectl", "delete", "resourceslices", names[0], names[1], "--ignore-not-found"];
+    cluster.rig.on_end(&delete);
+    apply(cluster, &json!({"apiVersion": "v1", "kind": "List", "items": slices}).to_string(), false);
+    let mut status = allocation(NODE, "all");
+    status["allocation"]["devices"]["results"][0]["driver"] = json!(driver);
+    cluster.create_with_status("stranger", gpu("gpu"), status).await;
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn seven_small_devices_are_made_on_one_board_and_then_two_large_ones() {
@@ -66,6 +94,8 @@ async fn seven_small_devices_are_made_on_one_board_and_then_two_large_ones() {
     let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
     carve(&cluster).await;
     assert_eq!(made(&cluster), [0; 0], "nothing is made before it is asked for");
+    // Counters belong to a pool of one driver: seven fit all the same.
+    put_stranger(&cluster).await;
     ask_for(&cluster, "small", "1g.10gb").await;
     let names: Vec<String> = (0..7).map(|n| format!("small-{n}")).collect();
     for name in &names {
