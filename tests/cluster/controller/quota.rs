@@ -195,6 +195,12 @@ async fn products_are_mirrored_for_queues_and_nobody_else_takes_them_for_gpus() 
         let claim = cluster.api::<ResourceClaim>().get(name).await.expect("the claim is there");
         assert_eq!(pool(&claim).as_deref(), Some(super::NODE));
     }
+    // A request that asks the scheduler for nothing would fit each device of the mirror. Our controller says no.
+    super::create(&cluster, "huge", json!({"memory": "9000Gi"})).await;
+    wait_told(&cluster, "huge", "too small even idle").await;
+    let huge = cluster.api::<ResourceClaim>().get("huge").await.expect("the claim is there");
+    let allocation = huge.status.and_then(|status| status.allocation);
+    assert!(allocation.is_none(), "a mirrored device was taken for a GPU: {allocation:?}");
     let after = mirror().await.expect("the product is still mirrored");
     assert_eq!(after.metadata.resource_version, slice.metadata.resource_version, "written once");
 
