@@ -39,7 +39,7 @@ fn share(memory: &str) -> Value {
 }
 
 /// An example whose autoscaler asks for another metric.
-fn with_target(example: &str, metric: &str, mean: u32) -> String {
+fn with_target(example: &str, metric: &str, mean: &str) -> String {
     let (target, names) = ("averageValue: 700m", [MEMORY, ACTIVITY].map(|name| format!("name: {name}\n")));
     let name = names.iter().find(|name| example.contains(*name)).expect("it names a metric");
     assert!(example.contains(target), "it has a target");
@@ -59,7 +59,7 @@ impl<'a> Scaled<'a> {
     }
 
     /// The same with an autoscaler that asks for another metric, and the pods' mean of which there is to be.
-    async fn by(cluster: &'a TestCluster, name: &'a str, other: Option<(&str, u32)>) -> Self {
+    async fn by(cluster: &'a TestCluster, name: &'a str, other: Option<(&str, &str)>) -> Self {
         let path = root().join(format!("deploy/examples/{name}.yaml"));
         let example = std::fs::read_to_string(path).expect("it is there");
         let window = "stabilizationWindowSeconds: ";
@@ -309,10 +309,13 @@ async fn autoscalers_that_ask_for_dcgms_names_see_each_pods_own_use() {
     let cluster = cluster("autoscalers_that_ask_for_dcgms_names_see_each_pods_own_use").await;
     set(&cluster, &["--dcgm-metrics=on"]).await;
     let monitoring = Monitoring::of(&cluster).await;
-    let (activity, memory) = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED");
-    let whole = Scaled::by(&cluster, "autoscale-gpu", Some((activity, 70))).await;
-    let shares = Scaled::by(&cluster, "autoscale-share", Some((memory, 6000))).await;
+    let (percent, ratio) = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE");
+    let memory = "DCGM_FI_DEV_FB_USED";
+    let whole = Scaled::by(&cluster, "autoscale-gpu", Some((ratio, "700m"))).await;
+    let shares = Scaled::by(&cluster, "autoscale-share", Some((memory, "6000"))).await;
+    let cut = Scaled::by(&cluster, "autoscale-mig", Some((memory, "6000"))).await;
     let (first, of_share) = (whole.pods().await.remove(0), shares.pods().await.remove(0));
+    let of_cut = cut.pods().await.remove(0);
     cluster.create(claim("neighbour", share("8Gi"))).await;
     cluster.create(as_nobody(user_of("neighbour", "neighbour"))).await;
     let neighbour = cluster.wait_ready("neighbour").await;
@@ -325,28 +328,40 @@ async fn autoscalers_that_ask_for_dcgms_names_see_each_pods_own_use() {
     monitoring.wait_milli(memory, "neighbour", thousandths(7800, 7800)).await;
     // The autoscalers have looked since: they know of what came later.
     let (mine, at_share) = (whole.work(&first, "compute").await, shares.work(&of_share, "mps").await);
+    let at_cut = work_on_mig(&cluster, &cut.device_of(&of_cut).await, &of_cut).await;
     mine.is(1000, 30, "compute");
     at_share.is(1640, 1, "mps");
-    whole.wait_looked(thousandths(29, 31)).await;
+    at_cut.is(2000, 0, "compute");
+    whole.wait_looked(290..=310).await;
     shares.wait_looked(thousandths(1640, 1640)).await;
-    assert_eq!((whole.replicas().await, shares.replicas().await), (Some(1), Some(1)));
+    cut.wait_looked(thousandths(2000, 2000)).await;
+    let replicas = async || [whole.replicas().await, shares.replicas().await, cut.replicas().await];
+    assert_eq!(replicas().await, [Some(1); 3]);
+    monitoring.wait_milli(percent, name(&first), thousandths(29, 31)).await;
 
     mine.is(1000, 90, "compute");
     at_share.is(7370, 1, "mps");
-    whole.wait_pods(2).await;
-    shares.wait_pods(2).await;
+    at_cut.is(8000, 0, "compute");
+    for scaled in [&whole, &shares, &cut] {
+        scaled.wait_pods(2).await;
+    }
     // The second ones have nothing to do.
-    whole.wait_looked(thousandths(44, 46)).await;
+    whole.wait_looked(440..=460).await;
     shares.wait_looked(thousandths(3685, 3685)).await;
-    assert_eq!((whole.replicas().await, shares.replicas().await), (Some(2), Some(2)));
+    cut.wait_looked(thousandths(4000, 4000)).await;
+    assert_eq!(replicas().await, [Some(2); 3]);
+    monitoring.wait_milli(percent, name(&first), thousandths(89, 91)).await;
     mine.is(1000, 10, "compute");
     at_share.is(400, 1, "mps");
-    whole.wait_pods(1).await;
-    shares.wait_pods(1).await;
+    at_cut.is(400, 0, "compute");
+    for scaled in [&whole, &shares, &cut] {
+        scaled.wait_pods(1).await;
+    }
 
-    drop((mine, at_share, others));
+    drop((mine, at_share, at_cut, others));
     whole.end();
     shares.end();
+    cut.end();
     monitoring.end();
     cluster.end().await;
 }

@@ -184,7 +184,6 @@ fn query_of_adapter(metric: &str, namespace: &str, pods: &[&str]) -> String {
 #[test]
 #[ignore = "needs promtool"]
 fn promtool_finds_no_fault_with_kedas_query_which_adds_up_what_the_pods_metric_has() {
-    let promtool = std::env::var_os("TRANCHE_PROMTOOL").expect("TRANCHE_PROMTOOL names promtool");
     let own = ["autoscale-gpu-5d7b9c6f44-x7k2p", "autoscale-gpu-5d7b9c6f44-q9zzb"];
     let row = |namespace: &str, pod: &str, values: &str| {
         let labels = format!("namespace=\"{namespace}\",pod=\"{pod}\",UUID=\"GPU-{pod}\"");
@@ -211,12 +210,50 @@ fn promtool_finds_no_fault_with_kedas_query_which_adds_up_what_the_pods_metric_h
         {"interval": "15s", "input_series": all, "promql_expr_test": sum(Some(1.5))},
         // Without a row there is no value: not 0, which would take pods away.
         {"interval": "15s", "input_series": others, "promql_expr_test": sum(None)}]});
+    passes(&tests);
+}
+
+/// Has promtool try these cases.
+fn passes(tests: &Value) {
+    let promtool = std::env::var_os("TRANCHE_PROMTOOL").expect("TRANCHE_PROMTOOL names promtool");
     let files = tempfile::tempdir().unwrap();
-    let file = files.path().join("keda.json");
+    let file = files.path().join("cases.json");
     fs::write(&file, tests.to_string()).unwrap();
     let done = Command::new(&promtool).args(["test", "rules"]).arg(&file).output().unwrap();
     let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
+}
+
+/// What docs/metrics.md says to ask for: a share's activity is that of what was granted, and this is the part of the GPU.
+#[test]
+#[ignore = "needs promtool"]
+fn promtool_multiplies_a_shares_activity_by_what_was_granted() {
+    let page = text("docs/metrics.md");
+    let formulas = page.lines().filter(|line| line.starts_with("    tranche_") && line.contains(" * "));
+    let [formula] = formulas.map(str::trim).collect::<Vec<_>>()[..] else { panic!("one formula") };
+    let labels = |pod: &str| {
+        format!(
+            "namespace=\"ml\",pod=\"{pod}\",claim=\"{pod}\",request=\"gpu\",device=\"gpu-0\",pool=\"n\",UUID=\"GPU-0\""
+        )
+    };
+    let row = |name: &str, pod: &str, value: &str| {
+        let series = format!("tranche_claim_multiprocessor_{name}_ratio{{{}}}", labels(pod));
+        json!({"series": series, "values": value})
+    };
+    let rows = [
+        row("activity", "quarter", "0.8"),
+        row("limit", "quarter", "0.25"),
+        row("activity", "whole", "0.5"),
+        row("limit", "whole", "1"),
+        // Without a percentage nobody granted a part, and of the fourth nobody knows how busy it is.
+        row("activity", "without", "0.5"),
+        row("limit", "unknown", "0.5"),
+    ];
+    let sample = |pod: &str, value: f64| json!({"labels": format!("{{{}}}", labels(pod)), "value": value});
+    let look = json!({"expr": formula, "eval_time": "0s",
+        "exp_samples": [sample("quarter", 0.2), sample("whole", 0.5)]});
+    passes(&json!({"rule_files": [], "evaluation_interval": "15s", "tests": [
+        {"interval": "15s", "input_series": rows, "promql_expr_test": [look]}]}));
 }
 
 #[test]
