@@ -165,13 +165,13 @@ fn most_memory() -> u64 {
 #[allow(unsafe_code)]
 fn epoll() -> File {
     use std::os::fd::FromRawFd;
-    // SAFETY: the kernel makes the descriptors, and nobody else has them.
+    // SAFETY: the kernel has made the descriptor, and nobody else has it.
     let made = |fd: i32| unsafe { File::from_raw_fd(fd) };
-    // SAFETY: the calls take numbers and no pointers.
-    let (epoll, files) = unsafe {
-        let files: Vec<_> = (0..400).map(|_| made(libc::eventfd(0, libc::EFD_CLOEXEC))).collect();
-        (made(libc::epoll_create1(libc::EPOLL_CLOEXEC)), files)
-    };
+    // SAFETY: the call takes numbers and no pointers.
+    let event = || made(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) });
+    let files: Vec<_> = (0..400).map(|_| event()).collect();
+    // SAFETY: as above.
+    let epoll = made(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) });
     let numbers: Vec<_> = (0..500).map(|_| files[0].try_clone().unwrap()).collect();
     for file in &files {
         for number in &numbers {
