@@ -181,12 +181,12 @@ pub fn value(row: &Value) -> Option<f64> {
     row["value"][1].as_str()?.parse().ok()
 }
 
-/// A quantity such as `700m` or `1`, in thousandths.
+/// A quantity such as `700m`, `1` or `2k`, in thousandths.
 pub fn milli(quantity: &str) -> Option<i64> {
-    match quantity.strip_suffix('m') {
-        Some(thousandths) => thousandths.parse().ok(),
-        None => quantity.parse::<i64>().ok().map(|whole| whole * 1000),
-    }
+    let units = [("m", 1), ("k", 1_000_000)];
+    let unit = units.iter().find_map(|(unit, times)| Some((quantity.strip_suffix(unit)?, *times)));
+    let (number, times) = unit.unwrap_or((quantity, 1000));
+    number.parse::<i64>().ok()?.checked_mul(times)
 }
 
 /// Applies a text: in the test's namespace, or where its objects say.
