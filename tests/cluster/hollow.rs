@@ -2,13 +2,13 @@
 //! never start, so that many of them cost little and end at once.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use k8s_openapi::api::resource::v1::{Device, ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::rig::{SLOWER, wait_until};
-use crate::test_cluster::{TestCluster, from};
+use crate::test_cluster::{SYSTEM, TestCluster, from};
 
 /// Hundreds of pods may have to be bound, on two cores.
 pub const LONG: std::time::Duration = std::time::Duration::from_secs(240);
@@ -26,6 +26,7 @@ pub async fn add_changed(
     change: impl Fn(usize, &mut Device),
 ) -> Vec<String> {
     let names: Vec<String> = (0..count).map(|nth| format!("hollow-{nth}")).collect();
+    end_holds(cluster, &names).await;
     let words = |verb: &'static str| {
         std::iter::once(verb).chain(names.iter().map(String::as_str)).collect::<Vec<_>>()
     };
@@ -36,6 +37,24 @@ pub async fn add_changed(
         add_gpus(cluster, name, like, |gpu| change(nth, gpu)).await;
     }
     names
+}
+
+/// A GPU that a share of an earlier test was on may be held still, on a node of the same name: it would be given first.
+async fn end_holds(cluster: &TestCluster, nodes: &[String]) {
+    let all = Api::<ResourceClaim>::namespaced(cluster.client.clone(), SYSTEM);
+    let labelled = ListParams::default().labels("tranche.dev/hold=true");
+    let left = async || {
+        let held = all.list(&labelled).await.map(|list| list.items).unwrap_or_default();
+        let names = held.into_iter().filter_map(|hold| hold.metadata.name);
+        let is_theirs = |name: &String| nodes.iter().any(|node| name.ends_with(&format!(".{node}")));
+        names.filter(is_theirs).collect::<Vec<_>>()
+    };
+    for hold in left().await {
+        // The controller may be faster.
+        let _ = all.delete(&hold, &DeleteParams::default()).await;
+    }
+    let gone = || async { left().await.is_empty().then_some(()) };
+    wait_until("the holds of an earlier test to be gone", LONG, gone).await;
 }
 
 async fn add_gpus(cluster: &TestCluster, name: &str, like: &str, change: impl Fn(&mut Device)) {
@@ -99,7 +118,6 @@ pub async fn wait_node(cluster: &TestCluster, pod: &str) -> String {
 
 /// Ends all pods of the test and deletes its claims.
 pub async fn clear(cluster: &TestCluster) {
-    use k8s_openapi::api::resource::v1::ResourceClaim;
     let now = DeleteParams::default().grace_period(0);
     let (pods, claims) = (cluster.api::<Pod>(), cluster.api::<ResourceClaim>());
     pods.delete_collection(&now, &ListParams::default()).await.expect("pods can be deleted");
