@@ -15,8 +15,9 @@ pub(super) const TYPE_OF_MIG: &str = "mig";
 const LOOK_TICKS: u64 = 200;
 /// What one look at all devices may cost, in ticks: a tenth of a round.
 const LOOKS_TICKS_MAX: u64 = 10_000_000;
-/// So many answers are kept.
+/// So many answers are kept, and so many bytes of the selectors that they are for: tenants write these.
 const ANSWERS_MAX: usize = 256;
+const ANSWERS_BYTES_MAX: usize = 4 << 20;
 
 /// What keeps shares off a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +106,8 @@ pub struct UnsharedDevices {
     slices: BTreeMap<String, Vec<UnsharedDevice>>,
     /// What lists of selectors choose of them; forgotten when they are others.
     answers: BTreeMap<SelectorLists, Unshared>,
+    /// Of the selectors in `answers`.
+    bytes: usize,
 }
 
 impl UnsharedDevices {
@@ -113,7 +116,7 @@ impl UnsharedDevices {
         if self.slices.get(slice).map_or(&[][..], Vec::as_slice) == devices {
             return;
         }
-        self.answers.clear();
+        self.forget();
         match devices.is_empty() {
             true => self.slices.remove(slice),
             false => self.slices.insert(slice.to_owned(), devices),
@@ -132,12 +135,19 @@ impl UnsharedDevices {
         let mut looks = Looks { ticks: 0 };
         let found = looks.at(self.slices.values().flatten(), lists);
         if let Some(found) = found {
-            if self.answers.len() >= ANSWERS_MAX {
-                self.answers.clear();
+            let bytes: usize = lists.iter().flat_map(|list| list.iter()).map(String::len).sum();
+            if self.answers.len() >= ANSWERS_MAX || self.bytes.saturating_add(bytes) > ANSWERS_BYTES_MAX {
+                self.forget();
             }
+            self.bytes = self.bytes.saturating_add(bytes);
             self.answers.insert(lists.clone(), found);
         }
         (found, looks.ticks)
+    }
+
+    fn forget(&mut self) {
+        self.answers.clear();
+        self.bytes = 0;
     }
 }
 
@@ -253,6 +263,22 @@ mod tests {
         assert_eq!(all.chosen(&lists(&[T4])).1, 0, "nothing has changed");
         all.set("b", Vec::new());
         assert_eq!(count(&mut all, &[T4]), Some(1));
+    }
+
+    /// 256 answers for 200 KB of selectors each would be 50 MB, and stay when the claims have gone.
+    #[test]
+    fn answers_for_long_selectors_do_not_add_up() {
+        let mut all = UnsharedDevices::default();
+        all.set("a", vec![device(0, "Tesla T4")]);
+        for number in 0..200 {
+            let one = |nth: usize| format!("'{}' != '{number} {nth}'", "x".repeat(9_000));
+            let long: Vec<String> = (0..10).map(one).collect();
+            assert_eq!(count(&mut all, &long.iter().map(String::as_str).collect::<Vec<_>>()), Some(1));
+            let kept: usize =
+                all.answers.keys().flatten().flat_map(|list| list.iter()).map(String::len).sum();
+            assert!(all.bytes == kept && kept <= ANSWERS_BYTES_MAX, "{kept} after {number}");
+        }
+        assert!(all.answers.len() > 10, "{}", all.answers.len());
     }
 
     #[test]
