@@ -156,7 +156,10 @@ impl FaultWatcher {
         for fault in known.iter() {
             warn!(place = ?fault.location, kind = fault.kind.word(), "remembered: {}", fault.words);
         }
-        sources.executor.holders.unclaimed().remember(known.withheld());
+        let holders = &sources.executor.holders;
+        holders.unclaimed().remember(known.withheld());
+        // From the beginning: what comes first, the GPUs or what is withheld, is left to chance.
+        let withheld = holders.kept_from_others();
         let (out, device_faults) = watch::channel(known.clone());
         let (inventory_with_faults, inventory_out) = watch::channel(Inventory::Unknown);
         let (states, states_out) = watch::channel(Vec::new());
@@ -175,7 +178,7 @@ impl FaultWatcher {
                 run,
                 known,
                 daemons,
-                withheld: BTreeMap::new(),
+                withheld,
                 saving,
                 saves: 0,
                 events,

@@ -449,6 +449,31 @@ async fn a_gpu_that_nobody_has_and_a_strange_pod_has_open_is_tainted_before_a_cl
     }
 }
 
+/// What a new process hears of first, the GPUs or what is withheld, is left to chance.
+#[tokio::test]
+async fn a_start_takes_no_taint_away_for_a_moment() {
+    let node = TestNode::new();
+    let run = node.start().with_sweeper();
+    let _opener = Opener::of(&node.site, (195, 0));
+    let part = Claim::new("mine", &["gpu-0"]).admin().reserved_for(&[POD]);
+    node.site.api.put(&part);
+    run.plugin.prepared(&part, "before").await;
+    run.plugin.unprepare(&part).await.unwrap();
+    node.until_taints(0, &[WITHHELD]).await;
+    node.until_file().await;
+    run.end().await;
+    for start in 0..30 {
+        let mut run = node.start();
+        let mut told = run.device_faults.clone();
+        let free = tokio::spawn(async move { told.wait_for(DeviceFaults::is_empty).await.is_ok() });
+        let known = run.inventory_with_faults.wait_for(|known| matches!(known, Inventory::Found(_)));
+        tokio::time::timeout(PATIENCE, known).await.expect("the GPUs are known").unwrap();
+        assert!(!run.device_faults.borrow().is_empty());
+        run.end().await;
+        assert!(!free.await.unwrap(), "start {start}: for a moment nothing was withheld");
+    }
+}
+
 /// NVML gives numbers of instances again: who has the new device by right has the same numbers open.
 #[tokio::test]
 async fn a_mig_device_that_is_gone_is_held_by_nobody() {
