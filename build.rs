@@ -1,19 +1,21 @@
 //! Compiles the kubelet protocols under proto/ with a pure-Rust compiler (no protoc needed)
 //! and stamps the build with its commit. Generated code stays in the build folder.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PROTOS: [&str; 5] = [
+const SERVED: [&str; 5] = [
     "proto/pluginregistration/v1.proto",
     "proto/dra/v1.proto",
     "proto/dra/v1beta1.proto",
     "proto/health/v1.proto",
     "proto/health/v1alpha1.proto",
 ];
+/// Asked by us. Its package has the name of another one, so that its code has a folder of its own.
+const ASKED: &str = "proto/podresources/v1.proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    for proto in PROTOS {
+    for proto in SERVED.into_iter().chain([ASKED]) {
         println!("cargo:rerun-if-changed={proto}");
     }
     // The older protocols' messages are the newer ones' (v1beta1 only lacks share_id, which its
@@ -22,7 +24,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_client(true) // used by the contract tests
         .extern_path(".k8s.io.kubelet.pkg.apis.dra.v1beta1", "crate::kubelet::pb::dra")
         .extern_path(".v1alpha1", "crate::kubelet::pb::health")
-        .compile_fds(protox::compile(PROTOS, ["proto"])?)?;
+        .compile_fds(protox::compile(SERVED, ["proto"])?)?;
+    let folder = PathBuf::from(std::env::var("OUT_DIR")?).join("podresources");
+    std::fs::create_dir_all(&folder)?;
+    tonic_prost_build::configure()
+        .build_server(true) // used by the contract tests
+        .out_dir(folder)
+        .compile_fds(protox::compile([ASKED], ["proto"])?)?;
     stamp_commit();
     Ok(())
 }

@@ -19,6 +19,14 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
+/// A pod that waits, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct WaitingLabels {
+    pub namespace: String,
+    pub pod: String,
+    pub reason: &'static str,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WriteLabels {
     what: &'static str,
@@ -44,13 +52,21 @@ pub struct ControllerMetrics {
     pub refusals: Counter,
     decision: Histogram,
     placed: Histogram,
-    waiting: Family<ReasonLabels, Gauge>,
+    pub waiting: WaitingMetrics,
     writes: Family<WriteLabels, Counter>,
     pub feed: FeedMetrics,
     pub dropped_events: Counter,
     pub gpus: GpuMetrics,
     pub kept: KeptMetrics,
     pub templates: TemplateMetrics,
+}
+
+/// Pods that wait for a share.
+#[derive(Debug, Clone, Default)]
+pub struct WaitingMetrics {
+    reasons: Family<ReasonLabels, Gauge>,
+    /// When each was created, in seconds since 1970.
+    pods: Family<WaitingLabels, Gauge>,
 }
 
 /// What the API server tells.
@@ -136,7 +152,7 @@ impl ControllerMetrics {
             refusals: Counter::default(),
             decision: Histogram::new(DECISION_SECONDS),
             placed: Histogram::new(PLACED_SECONDS),
-            waiting: Family::default(),
+            waiting: WaitingMetrics::default(),
             writes: Family::default(),
             feed: FeedMetrics::default(),
             dropped_events: Counter::default(),
@@ -165,7 +181,7 @@ impl ControllerMetrics {
             "From the first sight of a waiting pod to the allocation of its claims",
             self.placed.clone(),
         );
-        registry.register("waiting", "Pods that wait for a share, by reason", self.waiting.clone());
+        self.waiting.register(registry);
         registry.register("writes", "Writes to the API server, by kind and result", self.writes.clone());
         registry.register(
             "changes",
@@ -196,12 +212,32 @@ impl ControllerMetrics {
         self.placed.observe(seconds);
     }
 
-    pub fn waiting(&self, reason: &'static str, count: usize) {
-        self.waiting.get_or_create(&ReasonLabels { reason }).set(gauge_value(count));
-    }
-
     pub fn write(&self, what: &'static str, result: &'static str) {
         self.writes.get_or_create(&WriteLabels { what, result }).inc();
+    }
+}
+
+impl WaitingMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("waiting", "Pods that wait for a share, by reason", self.reasons.clone());
+        registry.register(
+            "waiting_pod_created_timestamp_seconds",
+            "When a pod that waits was created; of the pods that have waited the longest",
+            self.pods.clone(),
+        );
+    }
+
+    /// How many pods wait for this reason.
+    pub fn count(&self, reason: &'static str, count: usize) {
+        self.reasons.get_or_create(&ReasonLabels { reason }).set(gauge_value(count));
+    }
+
+    /// These pods are named, and no others; each with the second of 1970's count in which it was created.
+    pub fn name(&self, pods: impl Iterator<Item = (WaitingLabels, i64)>) {
+        self.pods.clear();
+        for (labels, created) in pods {
+            self.pods.get_or_create(&labels).set(created);
+        }
     }
 }
 
@@ -368,7 +404,11 @@ mod tests {
         let room = |free, largest, stranded| Room { free, largest, stranded };
         metrics.gpus.room([("gone", room(1, 1, 0))].into_iter());
         metrics.gpus.room([("a", room(100, 60, 0)), ("b", room(50, 50, 7))].into_iter());
-        metrics.waiting("memory", 3);
+        metrics.waiting.count("memory", 3);
+        for pod in ["gone-too", "p"] {
+            let labels = WaitingLabels { namespace: "ml".into(), pod: pod.into(), reason: "memory" };
+            metrics.waiting.name([(labels, 1_700_000_000)].into_iter());
+        }
         metrics.write("hold", "ok");
         let text = text(&registry).unwrap();
         for line in [
@@ -377,6 +417,7 @@ mod tests {
             "tranche_controller_stranded_bytes 7340032",
             "tranche_controller_node_free_bytes{node=\"a\"} 104857600",
             "tranche_controller_waiting{reason=\"memory\"} 3",
+            "tranche_controller_waiting_pod_created_timestamp_seconds{namespace=\"ml\",pod=\"p\",reason=\"memory\"} 1700000000",
             "tranche_controller_writes_total{what=\"hold\",result=\"ok\"} 1",
             "tranche_controller_overcommitted_gpus 0",
             "tranche_controller_kept_gpus 0",

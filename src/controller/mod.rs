@@ -61,7 +61,7 @@ mod wants;
 pub mod write;
 mod writer;
 
-pub use metrics::{ControllerMetrics, Room};
+pub use metrics::{ControllerMetrics, Room, WaitingLabels};
 pub use run::{ControllerError, ProcessContext, run, start};
 
 use crate::model::time::Moment;

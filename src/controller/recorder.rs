@@ -288,6 +288,11 @@ impl EventRecorder {
         counts
     }
 
+    /// Why each pod waits, or waited until it had its place.
+    pub fn each_reason(&self) -> impl Iterator<Item = (&PodUid, Reason)> {
+        self.said.iter().map(|(pod, said)| (pod, said.reason))
+    }
+
     pub fn take(&mut self) -> (Vec<Note>, Vec<String>) {
         (std::mem::take(&mut self.notes), std::mem::take(&mut self.troubles))
     }

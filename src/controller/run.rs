@@ -341,8 +341,9 @@ impl ControllerLoop {
         let metrics = &self.metrics;
         metrics.gpus.room(self.core.rooms().into_iter());
         for (reason, count) in self.core.waiting() {
-            metrics.waiting(reason.as_str(), count);
+            metrics.waiting.count(reason.as_str(), count);
         }
+        metrics.waiting.name(self.core.longest_waiting().into_iter());
         let (held, idle) = self.core.held_counts();
         metrics.gpus.held.set(gauge_value(held));
         metrics.gpus.held_idle.set(gauge_value(idle));

@@ -7,9 +7,13 @@ use serde_json::{Value, json};
 use crate::allocate::{NodeView, audit};
 use crate::controller::core::Core;
 use crate::controller::holds::Phase;
-use crate::controller::metrics::Room;
+use crate::controller::metrics::{Room, WaitingLabels};
 use crate::controller::recorder::Reason;
 use crate::controller::view::GpuRef;
+use crate::model::claim::PodRef;
+
+/// So many pods that wait are named in metrics: each is a series.
+const NAMED_MAX: usize = 50;
 
 impl Core {
     /// What is left for shares on each node.
@@ -20,6 +24,24 @@ impl Core {
     /// Pods that wait, by reason.
     pub fn waiting(&self) -> BTreeMap<Reason, usize> {
         self.recorder.reasons(|pod| self.queue.contains(pod))
+    }
+
+    /// The pods that have waited the longest, 50 at most, each with the time of its creation in seconds since 1970.
+    pub fn longest_waiting(&self) -> Vec<(WaitingLabels, i64)> {
+        let waiting = self.recorder.each_reason().filter(|(uid, _)| self.queue.contains(uid));
+        let pods = waiting.filter_map(|(uid, reason)| {
+            let pod = self.view.pod(uid)?;
+            Some((pod.created?.as_second(), &pod.at, reason))
+        });
+        let mut pods: Vec<_> = pods.collect();
+        pods.sort_unstable_by_key(|&(created, at, _)| (created, &at.namespace, &at.name));
+        pods.truncate(NAMED_MAX);
+        let labels = |at: &PodRef, reason: Reason| WaitingLabels {
+            namespace: at.namespace.clone(),
+            pod: at.name.clone(),
+            reason: reason.as_str(),
+        };
+        pods.into_iter().map(|(created, at, reason)| (labels(at, reason), created)).collect()
     }
 
     /// GPUs that two parties name, or that more is granted of than they have.

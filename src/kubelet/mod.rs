@@ -1,9 +1,10 @@
-//! Edge to kubelet: plugin registration, the DRA service in both versions, the health stream.
+//! Edge to kubelet: plugin registration, the DRA service in both versions, the health stream; which containers use claims.
 //! Speaks gRPC over Unix sockets and decides nothing; [`Claims`] does the work.
 //!
 //! * [`Sockets`]: where the two sockets lie, and which dead ones to clear away
 //! * [`serve`]: puts everything up in the right order and takes it down again
 //! * [`Registration`]: what kubelet last said about us
+//! * [`PodResources`]: what we ask kubelet
 //!
 //! May import: model. May name: tonic, prost, http, tokio (and -stream, -util), futures, jiff, sha2, tracing.
 
@@ -24,12 +25,14 @@ use crate::model::names::{ClaimUid, DeviceName, PoolName};
 mod dra;
 mod health;
 mod listen;
+mod pod_resources;
 mod registration;
 mod serve;
 mod sockets;
 
 pub use dra::{MAX_CALLS, MAX_CLAIMS};
 pub use health::MAX_MESSAGE;
+pub use pod_resources::{ContainerClaim, PodResources, PodResourcesError};
 pub use registration::{Registration, SUPPORTED_VERSIONS};
 pub use serve::{Bound, Config, Stopped, Timing, serve};
 pub use sockets::{MAX_PATH, Sockets};
@@ -52,6 +55,9 @@ pub mod pb {
     }
     pub mod health_v1alpha1 {
         tonic::include_proto!("v1alpha1");
+    }
+    pub mod pod_resources {
+        include!(concat!(env!("OUT_DIR"), "/podresources/v1.rs"));
     }
 }
 

@@ -134,6 +134,8 @@ pub struct NodeMetrics {
     pub dropped_reports: Counter,
     /// Threads that wait in an NVML call past its deadline.
     pub stuck_nvml_threads: Gauge,
+    /// Times that kubelet did not tell which containers have claims.
+    pub failed_container_looks: Counter,
 }
 
 impl NodeMetrics {
@@ -197,6 +199,7 @@ impl NodeMetrics {
             status_failures: Counter::default(),
             dropped_reports: Counter::default(),
             stuck_nvml_threads: Gauge::default(),
+            failed_container_looks: Counter::default(),
         };
         for &operation in Operation::ALL {
             drop(metrics.operations.get_or_create(&OperationLabels { operation, result: Outcome::Ok }));
@@ -330,6 +333,11 @@ impl NodeMetrics {
             "stuck_nvml_threads",
             "Threads that wait in an NVML call past its deadline",
             self.stuck_nvml_threads.clone(),
+        );
+        registry.register(
+            "failed_container_looks",
+            "Times that kubelet did not tell which containers have claims",
+            self.failed_container_looks.clone(),
         );
     }
 }

@@ -12,6 +12,7 @@
 //!                                             mig_mode (a change of the ledger, time): modes off that nobody needs
 //! prepared, grant changed, health changed ─→ reporter ─→ status.devices and events of claims
 //! ledger, NVML's process lists, /proc ─→ watchdog ─→ findings, metrics, ends of processes
+//! kubelet's list of pods ─→ containers ────┘
 //! ```
 //! [`run`] wires it. Every part is a task of `ops::tasks`: one that ends by itself ends the process.
 //!
@@ -21,6 +22,7 @@
 pub mod carver;
 mod carving;
 pub mod config;
+pub mod containers;
 pub mod daemon_reports;
 mod daemons;
 pub mod device_faults;

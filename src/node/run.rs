@@ -15,7 +15,8 @@ use tracing::{info, warn};
 
 use super::carver::{self, Carver};
 use super::carving::{CarvedByClaims, carved_boards};
-use super::config::{NodeLabels, NodeSettings, Roots};
+use super::config::{NodeLabels, NodeSettings, Roots, WatchdogAction};
+use super::containers::{ContainerWatch, Containers};
 use super::discovery::{Discovered, Discovery, Policy, watch_files};
 use super::executor::Executor;
 use super::failure_file::FailureFile;
@@ -38,7 +39,7 @@ use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
 use crate::host::{FileLock, LocalHost, LocalProcesses, Processes, boot};
 use crate::inventory::{DeviceFaults, Inventory};
-use crate::kubelet::{self, Health, Registration};
+use crate::kubelet::{self, Health, PodResources, Registration};
 use crate::ledger::Phase;
 use crate::model::error_chain;
 use crate::model::names::{DRIVER, PodUid, PoolName};
@@ -118,7 +119,8 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
         claims = claims.with_dcgm(rows);
         dcgm = Some(their_registry);
     }
-    let (watchdog, found) = watchdog(&settings, &preparer, claims);
+    let containers = watch_containers(&settings, &preparer, &mut tasks);
+    let (watchdog, found) = watchdog(&settings, &preparer, claims, containers);
     tasks.spawn("watchdog", watchdog.run(stop.clone()));
     tasks.spawn("findings", findings::run(found, reporter.clone(), stop.clone()));
 
@@ -135,10 +137,26 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }
 
+/// The loop that asks kubelet for the containers of claims; the watchdog's rows alone name them.
+fn watch_containers(
+    settings: &NodeSettings,
+    preparer: &Preparer,
+    tasks: &mut Tasks,
+) -> watch::Receiver<Containers> {
+    let kubelet = PodResources::new(&settings.host.kubelet_dir);
+    let failures = preparer.metrics.failed_container_looks.clone();
+    let (containers, told) = ContainerWatch::new(kubelet, preparer.executor.clone(), failures);
+    if settings.watchdog.action != WatchdogAction::Off {
+        tasks.spawn("containers", containers.run(tasks.stop()));
+    }
+    told
+}
+
 fn watchdog(
     settings: &NodeSettings,
     preparer: &Preparer,
     metrics: ClaimMetrics,
+    containers: watch::Receiver<Containers>,
 ) -> (Watchdog, mpsc::Receiver<watchdog::Finding>) {
     Watchdog::new(watchdog::Parts {
         settings: settings.watchdog,
@@ -151,6 +169,7 @@ fn watchdog(
         lock: settings.host.state_dir.join("watchdog.lock"),
         own_pod: settings.pod_uid.as_deref().map(PodUid::new),
         metrics,
+        containers,
     })
 }
 

@@ -53,6 +53,7 @@ use self::measured::Measured;
 use self::shares::WatchedDevice;
 use self::table::Table;
 use super::config;
+use super::containers::Containers;
 use super::executor::Executor;
 use crate::cluster::{ClaimError, Cluster};
 use crate::host::{FileLock, Processes};
@@ -104,6 +105,8 @@ pub struct Parts {
     /// Our own pod: its processes are no tenant's.
     pub own_pod: Option<PodUid>,
     pub metrics: ClaimMetrics,
+    /// Which containers use claims.
+    pub containers: watch::Receiver<Containers>,
 }
 
 /// The watchdog's loop. Made by [`Watchdog::new`], driven by [`Watchdog::run`].

@@ -415,6 +415,7 @@ async fn asked_as_of_dcgm(monitoring: &Monitoring<'_>, namespace: &str) {
         let has = |name: &str, start: &str| labels[name].as_str().is_some_and(|text| text.starts_with(start));
         assert!(has("UUID", "GPU-") && has("device", "nvidia") && has("modelName", "NVIDIA"), "{labels}");
         assert_eq!((&labels["Hostname"], &labels["node"]), (&json!(NODE), &json!(NODE)), "{labels}");
+        assert_eq!(labels["container"], "main", "{labels}");
         let is_mig = labels["pod"] == "mig";
         assert_eq!(
             (has("GPU_I_PROFILE", "1g.10gb"), labels["GPU_I_ID"].is_string()),
@@ -541,7 +542,7 @@ async fn every_panel_and_every_alert_finds_its_series() {
     let rows = monitoring.rows_of(&format!("tranche_claim_memory_used_bytes{of_part}")).await;
     let labels = &rows[0]["metric"];
     assert_eq!((rows.len(), &labels["node"], &labels["pool"]), (1, &json!(NODE), &json!(NODE)), "{labels}");
-    assert!(labels["container"].is_null(), "not the name of our own container: {labels}");
+    assert_eq!(labels["container"], "main", "the workload's container, and not our own: {labels}");
 
     rules_find_their_series(&monitoring).await;
     asked_as_of_dcgm(&monitoring, namespace).await;

@@ -8,6 +8,7 @@
 mod carving;
 mod cdi;
 mod cluster;
+mod containers;
 mod controller;
 mod crash;
 mod deploy;

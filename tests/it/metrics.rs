@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use tranche::controller::{ControllerMetrics, Room};
+use tranche::controller::{ControllerMetrics, Room, WaitingLabels};
 use tranche::mps::MpsMetrics;
 use tranche::node::NodeMetrics;
 use tranche::node::watchdog::{
@@ -32,6 +32,7 @@ fn node() -> (Registry, Registry) {
     let labels = ClaimLabels {
         namespace: "team".into(),
         pod: "train-0".into(),
+        container: "main".into(),
         claim: "train".into(),
         request: "gpu".into(),
         device: "gpu-0".into(),
@@ -77,7 +78,9 @@ fn mps() -> Registry {
 fn controller() -> Registry {
     let mut registry = registry();
     let controller = ControllerMetrics::register(&mut registry);
-    controller.waiting("memory", 0);
+    controller.waiting.count("memory", 0);
+    let waiting = WaitingLabels { namespace: "team".into(), pod: "train-0".into(), reason: "memory" };
+    controller.waiting.name([(waiting, 1)].into_iter());
     controller.write("hold", "ok");
     controller.kept.preemption.result("begun", 0);
     controller.kept.preemption.put_off("rate", 0);

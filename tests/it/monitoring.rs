@@ -224,38 +224,6 @@ fn passes(tests: &Value) {
     assert!(done.status.success(), "{said}");
 }
 
-/// What docs/metrics.md says to ask for: a share's activity is that of what was granted, and this is the part of the GPU.
-#[test]
-#[ignore = "needs promtool"]
-fn promtool_multiplies_a_shares_activity_by_what_was_granted() {
-    let page = text("docs/metrics.md");
-    let formulas = page.lines().filter(|line| line.starts_with("    tranche_") && line.contains(" * "));
-    let [formula] = formulas.map(str::trim).collect::<Vec<_>>()[..] else { panic!("one formula") };
-    let labels = |pod: &str| {
-        format!(
-            "namespace=\"ml\",pod=\"{pod}\",claim=\"{pod}\",request=\"gpu\",device=\"gpu-0\",pool=\"n\",UUID=\"GPU-0\""
-        )
-    };
-    let row = |name: &str, pod: &str, value: &str| {
-        let series = format!("tranche_claim_multiprocessor_{name}_ratio{{{}}}", labels(pod));
-        json!({"series": series, "values": value})
-    };
-    let rows = [
-        row("activity", "quarter", "0.8"),
-        row("limit", "quarter", "0.25"),
-        row("activity", "whole", "0.5"),
-        row("limit", "whole", "1"),
-        // Without a percentage nobody granted a part, and of the fourth nobody knows how busy it is.
-        row("activity", "without", "0.5"),
-        row("limit", "unknown", "0.5"),
-    ];
-    let sample = |pod: &str, value: f64| json!({"labels": format!("{{{}}}", labels(pod)), "value": value});
-    let look = json!({"expr": formula, "eval_time": "0s",
-        "exp_samples": [sample("quarter", 0.2), sample("whole", 0.5)]});
-    passes(&json!({"rule_files": [], "evaluation_interval": "15s", "tests": [
-        {"interval": "15s", "input_series": rows, "promql_expr_test": [look]}]}));
-}
-
 #[test]
 fn each_autoscaler_of_the_examples_names_a_metric_of_the_adapters_rules_and_a_ratio() {
     let rules = yaml(RULES);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tranche::host::cgroup::ProcessOwner;
 use tranche::host::{
@@ -28,6 +28,7 @@ use tranche::model::process::ProcessKey;
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
 use tranche::node::config::{Watchdog as WatchdogSettings, WatchdogAction};
+use tranche::node::containers::Containers;
 use tranche::node::watchdog::{
     ClaimMetrics, DcgmMetrics, Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog,
 };
@@ -228,6 +229,7 @@ struct Bench {
     proc: Arc<Proc>,
     daemons: Arc<FakeDaemons>,
     registry: Registry,
+    containers: watch::Sender<Containers>,
     /// What is served under DCGM's names.
     dcgm: Registry,
     stop: CancellationToken,
@@ -246,6 +248,7 @@ impl Bench {
             proc: Arc::new(Proc::new()),
             daemons: Arc::default(),
             registry: metrics::registry(),
+            containers: watch::Sender::default(),
             dcgm: Registry::default(),
             stop: CancellationToken::new(),
             findings: None,
@@ -361,6 +364,7 @@ impl Bench {
             lock: self.node.path("watchdog.lock"),
             own_pod: None,
             metrics: ClaimMetrics::register(&mut self.registry).with_dcgm(rows),
+            containers: self.containers.subscribe(),
         });
         self.findings = Some(findings);
         tokio::spawn(watchdog.run(self.stop.clone()));

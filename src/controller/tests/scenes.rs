@@ -850,16 +850,42 @@ fn a_promised_claim_is_placed_though_its_plan_was_given_up_and_its_allocation_fa
     cluster.check();
 }
 
+/// A pod that was created in this second.
+fn share_made_at(cluster: &mut Cluster, name: &str, second: u32) {
+    cluster.put_share(name, json!({"memory": "10Gi"}), 1);
+    let created = format!("2026-01-01T00:00:{second:02}Z");
+    cluster.put_pod(name, &[name], json!({"metadata": {"creationTimestamp": created}}));
+}
+
 #[test]
 fn a_pod_whose_claim_is_deleted_does_not_wait_for_room_any_more() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "most", "75Gi");
-    share(&mut cluster, "waits", "10Gi");
+    share_made_at(&mut cluster, "waits", 0);
     cluster.settle(LONG);
     assert_eq!(cluster.core.waiting().values().sum::<usize>(), 1);
+    let named = |cluster: &Cluster| {
+        let pods = cluster.core.longest_waiting().into_iter();
+        pods.map(|(labels, _)| (labels.namespace, labels.pod, labels.reason)).collect::<Vec<_>>()
+    };
+    assert_eq!(named(&cluster), [("ml".to_owned(), "waits".to_owned(), "memory")]);
     cluster.drop_claim(&("ml".to_owned(), "waits".to_owned()));
     cluster.settle(SECOND);
     assert_eq!(cluster.core.waiting().values().sum::<usize>(), 0);
+    assert_eq!(named(&cluster), []);
+}
+
+#[test]
+fn of_many_pods_that_wait_those_are_named_that_wait_the_longest() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "most", "75Gi");
+    for nth in (0..60).rev() {
+        share_made_at(&mut cluster, &format!("waits-{nth:02}"), nth);
+    }
+    cluster.settle(LONG);
+    let named: Vec<_> = cluster.core.longest_waiting().into_iter().map(|(labels, _)| labels.pod).collect();
+    let expected: Vec<_> = (0..50).map(|nth| format!("waits-{nth:02}")).collect();
+    assert_eq!(named, expected);
 }
 
 fn share_fits(cluster: &mut Cluster, name: &str, memory: &str) {

@@ -43,6 +43,7 @@ struct DcgmLabels {
     mig: Option<(String, String)>,
     namespace: String,
     pod: String,
+    container: String,
 }
 
 impl EncodeLabelSet for DcgmLabels {
@@ -61,7 +62,7 @@ impl EncodeLabelSet for DcgmLabels {
             ("Hostname", self.node.as_str()),
             ("namespace", &self.namespace),
             ("pod", &self.pod),
-            ("container", ""),
+            ("container", &self.container),
         ]);
         labels.as_slice().encode(encoder)
     }
@@ -164,6 +165,7 @@ impl DcgmMetrics {
             mig,
             namespace: row.labels.namespace.clone(),
             pod: row.labels.pod.clone(),
+            container: row.labels.container.clone(),
         }
     }
 }
@@ -183,6 +185,7 @@ mod tests {
         let labels = ClaimLabels {
             namespace: "team".into(),
             pod: pod.into(),
+            container: "main".into(),
             claim: "c".into(),
             request: "gpu".into(),
             device: "gpu-3".into(),
@@ -221,7 +224,7 @@ mod tests {
         let labels = |pod| {
             format!(
                 "{{gpu=\"3\",UUID=\"GPU-3\",pci_bus_id=\"00000000:1B:00.0\",device=\"nvidia3\",modelName=\"NVIDIA H100\",\
-                 Hostname=\"node-a\",namespace=\"team\",pod=\"{pod}\",container=\"\"}}"
+                 Hostname=\"node-a\",namespace=\"team\",pod=\"{pod}\",container=\"main\"}}"
             )
         };
         for line in [

@@ -58,6 +58,7 @@ struct ClaimGauges {
     peak: Family<ClaimLabels, Gauge>,
     processes: Family<ClaimLabels, Gauge>,
     activity: Family<ClaimLabels, FloatGauge>,
+    activity_of_gpu: Family<ClaimLabels, FloatGauge>,
     compute_limit: Family<ClaimLabels, FloatGauge>,
 }
 
@@ -109,8 +110,10 @@ impl ClaimMetrics {
 
     /// All rows as they are now: those that are not among them go, their counters too.
     pub fn show(&self, rows: &Rows) {
-        let claims = rows.claims.iter().map(|row| (row.labels.clone(), row.figures)).collect();
+        let claims: BTreeMap<_, _> =
+            rows.claims.iter().map(|row| (row.labels.clone(), row.figures)).collect();
         let mut shown = self.shown();
+        self.keep_counts(&shown.claims, &claims);
         update(&mut shown.claims, claims, |labels, figures| self.show_claim(labels, figures));
         update(&mut shown.gpus, rows.gpus.clone(), |labels, figures| self.gpus.show(labels, figures));
         drop(shown);
@@ -119,10 +122,32 @@ impl ClaimMetrics {
         }
     }
 
+    /// What was counted before kubelet had named the containers counts under their names, too.
+    fn keep_counts(
+        &self,
+        before: &BTreeMap<ClaimLabels, ClaimFigures>,
+        now: &BTreeMap<ClaimLabels, ClaimFigures>,
+    ) {
+        for labels in now.keys().filter(|labels| !labels.container.is_empty() && !before.contains_key(labels))
+        {
+            let unnamed = ClaimLabels { container: String::new(), ..labels.clone() };
+            for family in self.counters() {
+                let count = family.get(&unnamed).map_or(0, |counter| counter.get());
+                if count > 0 {
+                    family.get_or_create(labels).inc_by(count);
+                }
+            }
+        }
+    }
+
+    fn counters(&self) -> [&Family<ClaimLabels, Counter>; 4] {
+        [&self.violations, &self.terminations, &self.detours, &self.detour_terminations]
+    }
+
     fn show_claim(&self, labels: &ClaimLabels, figures: Option<&ClaimFigures>) {
         self.claims.show(labels, figures);
         // From 0 on, so that a rate has a first value. Only a share has a grant that it can exceed.
-        for family in [&self.violations, &self.terminations, &self.detours, &self.detour_terminations] {
+        for family in self.counters() {
             match figures.map(|figures| figures.kind) {
                 Some(HoldKind::Share) => drop(family.get_or_create(labels)),
                 Some(HoldKind::Whole | HoldKind::Mig) | None => drop(family.remove(labels)),
@@ -132,29 +157,29 @@ impl ClaimMetrics {
 
     /// A claim was found over its grant, or with too many processes. Counted while its row is shown.
     pub fn violation(&self, labels: &ClaimLabels) {
-        if self.is_shown(labels) {
-            self.violations.get_or_create(labels).inc();
-        }
+        self.count(&self.violations, labels);
     }
 
     /// A process of the claim was ended.
     pub fn termination(&self, labels: &ClaimLabels) {
-        if self.is_shown(labels) {
-            self.terminations.get_or_create(labels).inc();
-        }
+        self.count(&self.terminations, labels);
     }
 
     /// A process of the claim was found that goes around the claim's MPS daemon.
     pub fn detour(&self, labels: &ClaimLabels) {
-        if self.is_shown(labels) {
-            self.detours.get_or_create(labels).inc();
-        }
+        self.count(&self.detours, labels);
     }
 
     /// It was ended.
     pub fn detour_termination(&self, labels: &ClaimLabels) {
-        if self.is_shown(labels) {
-            self.detour_terminations.get_or_create(labels).inc();
+        self.count(&self.detour_terminations, labels);
+    }
+
+    /// Who counts need not know the containers.
+    fn count(&self, family: &Family<ClaimLabels, Counter>, labels: &ClaimLabels) {
+        let shown = self.shown();
+        if let Some(row) = shown.claims.keys().find(|row| row.is_row_of(labels)) {
+            family.get_or_create(row).inc();
         }
     }
 
@@ -171,10 +196,6 @@ impl ClaimMetrics {
     /// How long one look, with all that followed at once, took.
     pub fn tick(&self, took: Duration) {
         self.tick.observe(took.as_secs_f64());
-    }
-
-    fn is_shown(&self, labels: &ClaimLabels) -> bool {
-        self.shown().claims.contains_key(labels)
     }
 
     fn shown(&self) -> MutexGuard<'_, Shown> {
@@ -266,6 +287,11 @@ impl ClaimGauges {
             self.activity.clone(),
         );
         registry.register(
+            "claim_gpu_activity_ratio",
+            "The same as part of the whole GPU: times the part of its multiprocessors that the claim may use",
+            self.activity_of_gpu.clone(),
+        );
+        registry.register(
             "claim_multiprocessor_limit_ratio",
             "Part of the GPU's multiprocessors that each process of the claim may use; absent without a limit",
             self.compute_limit.clone(),
@@ -279,6 +305,7 @@ impl ClaimGauges {
         set(&self.peak, labels, whole(figures.map(|figures| figures.peak)));
         set(&self.processes, labels, figures.map(|figures| gauge_value(figures.processes)));
         set_float(&self.activity, labels, figures.and_then(|figures| figures.activity));
+        set_float(&self.activity_of_gpu, labels, figures.and_then(ClaimFigures::activity_of_gpu));
         set_float(&self.compute_limit, labels, figures.and_then(|figures| figures.compute_limit));
     }
 }
@@ -377,6 +404,7 @@ mod tests {
         let labels = ClaimLabels {
             namespace: "team".into(),
             pod: "train-0".into(),
+            container: "main".into(),
             claim: claim.into(),
             request: "gpu".into(),
             device: "gpu-0".into(),
@@ -390,10 +418,32 @@ mod tests {
             peak: used,
             processes: 1,
             activity: (kind == HoldKind::Whole).then_some(0.5),
-            compute_limit: None,
+            compute_limit: Some(0.25),
         };
         let board = DeviceIdentity::default();
         ClaimRow { labels, figures, board, board_uuid: "GPU-1".into(), mig: None }
+    }
+
+    #[test]
+    fn what_was_counted_before_the_container_had_a_name_is_not_lost() {
+        let mut registry = registry();
+        let metrics = ClaimMetrics::register(&mut registry);
+        let named = row("a", HoldKind::Share, 1024);
+        let mut unnamed = named.clone();
+        unnamed.labels.container = String::new();
+        metrics.show(&Rows { claims: vec![unnamed.clone()], gpus: BTreeMap::new() });
+        metrics.violation(&unnamed.labels);
+        for _ in 0..2 {
+            metrics.show(&Rows { claims: vec![named.clone()], gpus: BTreeMap::new() });
+        }
+        metrics.violation(&unnamed.labels);
+        let shown = text(&registry).unwrap();
+        let counts: Vec<_> =
+            shown.lines().filter(|line| line.starts_with("tranche_claim_violations_total{")).collect();
+        assert!(
+            matches!(counts[..], [one] if one.contains("container=\"main\"") && one.ends_with(" 2")),
+            "{shown}"
+        );
     }
 
     fn gpu() -> GpuLabels {
@@ -414,7 +464,7 @@ mod tests {
         let shown = text(&registry).unwrap();
         let of_gpu = "device=\"gpu-0\",pool=\"node-a\",UUID=\"GPU-1\"";
         let labels = |claim| {
-            let of_pod = "namespace=\"team\",pod=\"train-0\",container=\"\"";
+            let of_pod = "namespace=\"team\",pod=\"train-0\",container=\"main\"";
             format!("{{{of_pod},claim=\"{claim}\",request=\"gpu\",{of_gpu}}}")
         };
         for line in [
@@ -425,6 +475,7 @@ mod tests {
             format!("tranche_claim_violations_total{} 1", labels("a")),
             format!("tranche_claim_terminations_total{} 1", labels("a")),
             format!("tranche_claim_multiprocessor_activity_ratio{} 0.5", labels("b")),
+            format!("tranche_claim_gpu_activity_ratio{} 0.125", labels("b")),
             format!("tranche_foreign_gpu_processes_total{{{of_gpu}}} 1"),
             format!("tranche_gpu_power_watts{{{of_gpu}}} 70.5"),
         ] {

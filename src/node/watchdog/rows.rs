@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 
+use super::super::containers::Containers;
 use super::knowledge::Knowledge;
 use super::measured::Measured;
 use super::shares::WatchedDevice;
@@ -19,6 +20,8 @@ use crate::sharing::Usage;
 pub struct ClaimLabels {
     pub namespace: String,
     pub pod: String,
+    /// The pod's containers that use the claim, with commas between them; empty until kubelet has told.
+    pub container: String,
     pub claim: String,
     /// The claim's requests that the device is for, with commas between them.
     pub request: String,
@@ -29,13 +32,22 @@ pub struct ClaimLabels {
     pub uuid: String,
 }
 
+impl ClaimLabels {
+    /// The same pod, claim and device, whatever is known of the containers.
+    pub(super) fn is_row_of(&self, other: &Self) -> bool {
+        let Self { namespace, pod, container: _, claim, request, device, pool, uuid } = self;
+        (namespace, pod, claim, request) == (&other.namespace, &other.pod, &other.claim, &other.request)
+            && (device, pool, uuid) == (&other.device, &other.pool, &other.uuid)
+    }
+}
+
 impl EncodeLabelSet for ClaimLabels {
     fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
         [
             ("namespace", self.namespace.as_str()),
             ("pod", &self.pod),
-            // Not known. A label without a value keeps a scraper from naming our own container here.
-            ("container", ""),
+            // A label without a value keeps a scraper from naming our own container here.
+            ("container", &self.container),
             ("claim", &self.claim),
             ("request", &self.request),
             ("device", &self.device),
@@ -73,6 +85,14 @@ pub struct ClaimFigures {
     pub activity: Option<f64>,
     /// The part of the multiprocessors that each process may use.
     pub compute_limit: Option<f64>,
+}
+
+impl ClaimFigures {
+    /// The part of the whole GPU's multiprocessors, over the time, that the pod can have kept busy at most: its kernels run
+    /// on those alone that it may use.
+    pub fn activity_of_gpu(&self) -> Option<f64> {
+        Some(self.activity? * self.compute_limit.unwrap_or(1.0))
+    }
 }
 
 /// How a claim has a device.
@@ -125,6 +145,7 @@ pub(super) struct Sources<'a> {
     pub knowledge: &'a Knowledge,
     pub usage: &'a BTreeMap<DeviceUuid, Vec<Usage>>,
     pub measured: &'a BTreeMap<DeviceUuid, Measured>,
+    pub containers: &'a Containers,
 }
 
 impl Sources<'_> {
@@ -186,7 +207,10 @@ impl Sources<'_> {
             },
         };
         Some(ClaimRow {
-            labels: labels(uuid, device, claim, pod),
+            labels: ClaimLabels {
+                container: pod.map(|pod| self.containers.named(claim, pod)).unwrap_or_default(),
+                ..labels(uuid, device, claim, pod)
+            },
             figures,
             board: identity(&device.board),
             board_uuid: device.board.to_string(),
@@ -230,7 +254,7 @@ impl ClaimFigures {
     }
 }
 
-/// The names of a claim's row.
+/// The names of a claim's row, without those of containers.
 pub(super) fn labels(
     uuid: &DeviceUuid,
     device: &WatchedDevice,
@@ -241,6 +265,7 @@ pub(super) fn labels(
     ClaimLabels {
         namespace: claim.namespace.clone(),
         pod: pod.map_or_else(String::new, |pod| pod.name.clone()),
+        container: String::new(),
         claim: claim.name.clone(),
         request: requests.map(String::as_str).collect::<Vec<_>>().join(","),
         device: device.device.to_string(),
@@ -262,6 +287,7 @@ mod tests {
     use super::super::measured::PodActivity;
     use super::super::shares::tests::board;
     use super::*;
+    use crate::kubelet::ContainerClaim;
     use crate::model::quantity::Bytes;
     use crate::model::share::{Grant, Isolation, Percent};
     use crate::model::time::Moment;
@@ -317,7 +343,16 @@ mod tests {
             usage.entry(one.gpu.clone()).or_default().push(one.clone());
         }
         let measured = all.into_iter().map(|(uuid, one)| (uuid.into(), one)).collect();
-        Sources { devices: &devices, knowledge: &knowledge, usage: &usage, measured: &measured }.rows()
+        let main = ContainerClaim {
+            namespace: "team".into(),
+            pod: "a-pod".into(),
+            container: "main".into(),
+            claim: "a".into(),
+        };
+        let side = ContainerClaim { container: "helper".into(), ..main.clone() };
+        let containers = Containers::new(vec![main, side]);
+        let (devices, knowledge, usage, measured) = (&devices, &knowledge, &usage, &measured);
+        Sources { devices, knowledge, usage, measured, containers: &containers }.rows()
     }
 
     #[test]
@@ -351,14 +386,22 @@ mod tests {
             .claims
             .iter()
             .map(|ClaimRow { labels, figures: f, .. }| {
-                let names = (labels.pod.as_str(), labels.request.as_str(), labels.uuid.as_str());
-                (names, f.kind, f.limit, f.used, f.activity, f.compute_limit)
+                let names = (labels.pod.as_str(), labels.container.as_str(), labels.request.as_str());
+                let names = (names, labels.uuid.as_str());
+                (names, f.kind, f.limit, f.used, f.activity_of_gpu(), f.compute_limit)
             })
             .collect();
         let expected = [
-            (("a-pod", "r0,r1", "GPU-0"), HoldKind::Whole, Some(900), 10, Some(0.75), Some(1.0)),
-            (("b-pod", "", "GPU-1"), HoldKind::Share, Some(300), 20, None, Some(0.25)),
-            (("c-pod", "", "MIG-2"), HoldKind::Mig, Some(900), 30, None, None),
+            (
+                (("a-pod", "helper,main", "r0,r1"), "GPU-0"),
+                HoldKind::Whole,
+                Some(900),
+                10,
+                Some(0.75),
+                Some(1.0),
+            ),
+            ((("b-pod", "", ""), "GPU-1"), HoldKind::Share, Some(300), 20, None, Some(0.25)),
+            ((("c-pod", "", ""), "MIG-2"), HoldKind::Mig, Some(900), 30, None, None),
         ];
         assert_eq!(figures, expected);
         let gpus: Vec<_> =
@@ -384,6 +427,22 @@ mod tests {
         let row = &found.claims[0];
         assert_eq!((row.labels.pod.as_str(), row.figures.limit, row.figures.activity), ("", None, None));
         assert_eq!(found.gpus, BTreeMap::new());
+    }
+
+    #[test]
+    fn a_share_is_as_busy_on_the_whole_gpu_as_the_part_that_it_may_use() {
+        let figures = |activity, compute_limit| ClaimFigures {
+            kind: HoldKind::Share,
+            limit: None,
+            used: 0,
+            peak: 0,
+            processes: 1,
+            activity,
+            compute_limit,
+        };
+        assert_eq!(figures(Some(0.5), Some(0.25)).activity_of_gpu(), Some(0.125));
+        assert_eq!(figures(Some(0.5), None).activity_of_gpu(), Some(0.5), "nobody bounds it");
+        assert_eq!(figures(None, Some(0.25)).activity_of_gpu(), None, "it is not known");
     }
 
     #[test]

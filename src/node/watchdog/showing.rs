@@ -18,7 +18,9 @@ impl Watchdog {
     /// Brings the metrics up to date.
     pub(super) fn show(&self) {
         let (devices, knowledge) = (&self.devices, &self.knowledge);
-        let sources = Sources { devices, knowledge, usage: &self.usage, measured: &self.measured };
+        let (usage, measured) = (&self.usage, &self.measured);
+        let containers = self.parts.containers.borrow().clone();
+        let sources = Sources { devices, knowledge, usage, measured, containers: &containers };
         self.parts.metrics.show(&sources.rows());
     }
 

@@ -92,7 +92,7 @@ fn labels<'a>(cluster: &'a TestCluster, names: [&'a str; 3], board: &'a Board) -
     vec![
         ("namespace", &cluster.namespace),
         ("pod", pod),
-        ("container", ""),
+        ("container", "main"),
         ("claim", claim),
         ("request", request),
         ("device", &board.device),
@@ -148,7 +148,8 @@ pub async fn are_of_their_own_mig_devices(cluster: &TestCluster, pods: [(&str, &
     let of = |at: usize| {
         let (pod, claim) = pods[at];
         let named = [("pod", pod), ("claim", claim), ("request", "gpu"), ("device", devices[at].as_str())];
-        [&named[..], &[("namespace", &cluster.namespace), ("container", ""), ("pool", super::NODE)]].concat()
+        [&named[..], &[("namespace", &cluster.namespace), ("container", "main"), ("pool", super::NODE)]]
+            .concat()
     };
     let mut work = Vec::new();
     for (at, (pod, claim)) in pods.into_iter().enumerate() {
@@ -241,6 +242,7 @@ async fn each_pod_is_told_of_by_itself_on_a_whole_gpu_and_on_a_share() {
     let metrics = cluster.metrics(super::NODE).await;
     let of = |name: &str, labels: &[(&str, &str)]| value(&metrics, name, labels);
     assert_eq!(of("claim_multiprocessor_activity_ratio", &my), Some(0.35));
+    assert_eq!(of("claim_gpu_activity_ratio", &my), Some(0.35));
     assert_eq!(of("claim_memory_used_bytes", &my), Some(500.0 * MIB));
     assert_eq!(of("claim_gpu_processes", &my), Some(1.0));
     assert_eq!(of("claim_memory_used_bytes", &tenants), Some(400.0 * MIB));
