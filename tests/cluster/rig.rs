@@ -137,8 +137,22 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// The driver's own words, which go with its pods when the rig is put back as it was.
+    fn print_logs(&self) {
+        let ours = ["-n", "tranche-system", "logs", "-l", "app.kubernetes.io/name=tranche"];
+        let how = ["--all-containers", "--prefix", "--tail=2000", "--max-log-requests=20"];
+        let verb = [&["kubectl"], &ours[..], &how[..]].concat();
+        let (Ok(said) | Err(said)) = self.attempt(&verb);
+        println!("what the driver said before the test failed:\n{said}");
+    }
+}
+
 impl Drop for Rig {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.print_logs();
+        }
         for verb in self.at_end.take().into_iter().rev() {
             let verb: Vec<&str> = verb.iter().map(String::as_str).collect();
             if let Err(said) = self.attempt(&verb) {
