@@ -33,6 +33,7 @@ async fn carve(cluster: &TestCluster) {
         (of_board == 25).then_some(())
     };
     wait_until("all that can be made of the board", PATIENCE, published).await;
+    assert_eq!(made(cluster), [0_u64; 0], "nothing of an earlier test is on it");
 }
 
 /// A template for one MIG device of the board.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::code::{Answer, Code};
+use crate::control::Control;
 use crate::mig::Mig;
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -73,6 +74,35 @@ fn word(said: &impl Serialize) -> String {
 pub struct Limit {
     pub soft: u64,
     pub hard: u64,
+}
+
+impl State {
+    /// Forgets what the control file overrules. It would come back once the file says again what it said before. True if
+    /// there was any.
+    fn forget_overruled(&mut self, control: &Control) -> bool {
+        let mut forgot = false;
+        for (index, state) in &mut self.gpus {
+            let said = control.gpus.get(index).cloned().unwrap_or_default();
+            forgot |= forget(&mut state.mig, &said.mig);
+            forgot |= forget(&mut state.compute_mode, &said.compute_mode);
+            forgot |= forget(&mut state.persistence, &said.persistence);
+            forgot |= forget(&mut state.accounting, &said.accounting);
+        }
+        forgot
+    }
+}
+
+fn forget<T: Clone>(change: &mut Option<Change<T>>, said: &impl Serialize) -> bool {
+    change.is_some() && Change::current(change.as_ref(), said).is_none() && change.take().is_some()
+}
+
+/// Forgets what the control file overrules, before it says something else. The caller has the lock.
+pub fn forget_overruled(dir: &Path, control: &Control) -> std::io::Result<()> {
+    let mut state = read(dir);
+    if !state.forget_overruled(control) {
+        return Ok(());
+    }
+    replace(dir, "state.json", &serde_json::to_string_pretty(&state)?)
 }
 
 /// Reads the state; none or a damaged one is an empty one.

@@ -196,6 +196,31 @@ fn changes_need_root_and_the_operator_has_the_last_word() {
     assert_eq!(parts, ["1c.2g.20gb", "1c.2g.20gb", "3g.40gb"]);
 }
 
+/// Whoever says the same a second time does not mean what was made after the first.
+#[test]
+fn what_the_operator_has_overruled_does_not_come_back() {
+    let rig = Rig::new(r#"{"profile":"h100","count":1,"privileged":true}"#);
+    let nvml = rig.nvml();
+    let gpu = nvml.device_by_index(0).expect("gpu");
+    let sys = rig.sys();
+    let left = || {
+        let mut left = 0;
+        // SAFETY: a handle of this library and a valid pointer.
+        assert_eq!(unsafe { sys.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu.handle(), 19, &mut left) }, 0);
+        left
+    };
+    rig.cli(&["set-mig", "0", "on"]);
+    let mut gi: nvmlGpuInstance_t = ptr::null_mut();
+    // SAFETY: as above.
+    assert_eq!(unsafe { sys.nvmlDeviceCreateGpuInstance(gpu.handle(), 19, &mut gi) }, 0);
+    assert_eq!(left(), 6);
+    rig.cli(&["log", "off"]);
+    assert_eq!(left(), 6, "what is in force stays");
+    rig.cli(&["set-mig", "0", "off"]);
+    rig.cli(&["set-mig", "0", "on"]);
+    assert_eq!(left(), 7);
+}
+
 /// The two ways in which a creation may go wrong although there is an instance: told wrongly, or late.
 #[test]
 fn an_instance_may_be_there_although_its_creation_failed() {

@@ -26,6 +26,7 @@ pub fn edit(dir: &Path, command: &str, mut args: Args) -> Result<(), String> {
         control
     } else {
         let mut control = read(dir)?;
+        state::forget_overruled(dir, &control).map_err(|e| format!("state.json: {e}"))?;
         change(&mut control, command, &mut args)?;
         control
     };
