@@ -184,7 +184,8 @@ fn each_element_that_is_compared_is_paid_for() {
         let (cost, found) = cost(&text);
         assert!(matches!(found, Err(SelectError::TooCostly { .. })), "{levels} levels: {found:?}");
         assert!(cost <= COST_MAX + 10, "{levels} levels cost {cost}");
-        assert!(begun.elapsed().as_secs() < 20, "{levels} levels took {:?}", begun.elapsed());
+        // Seconds in a build without optimisation; unbounded, the deepest would take days.
+        assert!(begun.elapsed().as_secs() < 120, "{levels} levels took {:?}", begun.elapsed());
     }
     let words = cost(&nested(12)).1.unwrap_err().to_string();
     assert!(words.contains("costs more than 2000000 on one device"), "{words}");

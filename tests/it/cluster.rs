@@ -25,7 +25,7 @@ use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
 use tranche::sharing::SharingPolicy;
 use tranche::slices::Offered;
 
-use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
+use crate::mock_api::{Failure, MockApi, PATIENCE, SHORT_CALL, Verb};
 
 const NODE: &str = "node-a";
 const SLICES: &str = "resourceslices";
@@ -38,7 +38,11 @@ fn api() -> MockApi {
 }
 
 fn cluster(api: &MockApi) -> NodeCluster {
-    let api = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
+    cluster_within(api, api.call_limit())
+}
+
+fn cluster_within(api: &MockApi, call_limit: Duration) -> NodeCluster {
+    let api = KubeCluster::with_client(api.client()).with_limit(call_limit);
     NodeCluster::new(api, NodeName::new(NODE))
 }
 
@@ -86,9 +90,9 @@ async fn a_claim_is_read_as_it_is_now() {
 async fn what_is_not_known_of_a_claim_is_not_made_up() {
     let api = api();
     put_claim(&api, allocated());
-    let cluster = cluster(&api);
+    let cluster = cluster_within(&api, SHORT_CALL);
     for (failure, words) in [
-        (Failure::Silent, "no answer from the API server within 0.5 s"),
+        (Failure::Silent, "no answer from the API server within 2 s"),
         (Failure::Broken, "cannot be reached"),
         (Failure::Status(500, "InternalError"), "refused with status 500 (as the test wants)"),
         (Failure::Status(403, "Forbidden"), "check the ClusterRole of tranche-node"),
@@ -634,7 +638,7 @@ async fn the_words_of_a_failure_say_what_to_do() {
 #[tokio::test]
 async fn a_pod_is_evicted_if_it_is_the_one_that_was_meant_and_no_budget_forbids_it() {
     let api = api();
-    let cluster = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
+    let cluster = KubeCluster::with_client(api.client()).with_limit(SHORT_CALL);
     let put = |name: &str, app: &str| {
         api.put(
             "pods",

@@ -33,7 +33,7 @@ const CLAIMS: &str = "resourceclaims";
 const SHARE: &str = "7d3a4c9e-6f0d-4a53-9c3f-0c8c6a1d2b11";
 
 fn cluster(api: &MockApi) -> NodeCluster {
-    let api = KubeCluster::with_client(api.client()).with_limit(Duration::from_millis(500));
+    let api = KubeCluster::with_client(api.client()).with_limit(api.call_limit());
     NodeCluster::new(api, NodeName::new(NODE))
 }
 
@@ -496,12 +496,24 @@ async fn a_claim_whose_mig_device_could_not_be_made_is_told_why_and_its_pod_hear
     running.stop().await;
 }
 
+/// Reports until claim and pod have their second event each.
+async fn until_told_again(running: &RunningReporter, api: &MockApi) {
+    let again = async {
+        while events(api, "GrantExceeded").len() < 4 {
+            running.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2500));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again).await.expect("the next event");
+}
+
 #[tokio::test]
 async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     let api = MockApi::new();
     let intent = intent("train", share());
     put_claim(&api, &intent);
-    let pace = Pace { again: Duration::from_millis(300), ..quick() };
+    // Long enough for a slow machine to tell of a hundred changes in.
+    let pace = Pace { again: Duration::from_secs(3), ..quick() };
     let running = RunningReporter::start(&api, pace, Vec::new());
     running.reporter.prepared(intent);
     for used in 0..100 {
@@ -513,13 +525,7 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     assert!(api.count(Verb::Apply, CLAIMS) <= 2, "the turn is written, not each number");
 
     // When the time is over, the next event says how many it stands for.
-    let again = || async {
-        while events(&api, "GrantExceeded").len() < 4 {
-            running.reporter.grant_changed(grant_event("train", GrantEventKind::Over, 2500));
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, again()).await.expect("the next event");
+    until_told_again(&running, &api).await;
     let told = events(&api, "GrantExceeded");
     assert!(
         told.iter().any(|(_, message)| message.contains("more like it since the last event")),
