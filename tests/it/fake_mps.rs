@@ -61,10 +61,10 @@ impl Supervisor {
         *self.trouble.lock().unwrap() = trouble;
     }
 
-    /// Whoever asks that a daemon rests waits until this is false again.
-    pub fn stall(&self, stalled: bool) {
-        *self.stalled.lock().unwrap() = stalled;
-        self.goes_on.notify_all();
+    /// Whoever asks that a daemon rests waits until this is dropped: a test that fails meanwhile ends all the same.
+    pub fn stall(&self) -> Stall<'_> {
+        *self.stalled.lock().unwrap() = true;
+        Stall(self)
     }
 
     /// How full the /dev/shm of each daemon is from here on.
@@ -94,6 +94,16 @@ impl Supervisor {
         }
         self.kept.lock().unwrap().insert(group.clone(), (exclusive, limits.clone()));
         state(group, exclusive, limits)
+    }
+}
+
+/// No daemon comes to rest before this is dropped.
+pub struct Stall<'a>(&'a Supervisor);
+
+impl Drop for Stall<'_> {
+    fn drop(&mut self) {
+        *self.0.stalled.lock().unwrap() = false;
+        self.0.goes_on.notify_all();
     }
 }
 

@@ -255,7 +255,11 @@ async fn a_hundred_claims_at_once_over_eight_gpus() {
             let devices = loop {
                 match plugin.prepare(&claim).await {
                     Ok(devices) => break devices,
-                    Err(refusal) => contains(&refusal, &["in use by claim"], "refused"),
+                    // The others may take longer than anybody waits for a GPU's turn, on a slow machine.
+                    Err(refusal) => {
+                        let words = ["in use by claim", "is still being changed for another claim after"];
+                        assert!(words.iter().any(|words| refusal.contains(words)), "refused: {refusal}");
+                    }
                 }
                 tokio::task::yield_now().await;
             };

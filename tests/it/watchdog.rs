@@ -507,8 +507,9 @@ async fn managed_memory_counts_for_whose_it_is() {
     let FindingKind::OverGrant(numbers) = over.kind else { unreachable!() };
     assert_eq!((numbers.used, numbers.limit), (Bytes::from_mib(3500), Bytes::from_mib(1000)));
     until("it is killed", || offender.was_killed()).await;
+    // A look that could not read all mappings in time counts none of them.
     let row = format!("tranche_claim_memory_used_bytes{}", labels("neighbours", NEIGHBOUR));
-    assert_eq!(bench.metric(&row), Some(900.0 * MIB));
+    until("the neighbour's is counted", || bench.metric(&row) == Some(900.0 * MIB)).await;
     bench.wait_for_looks(5).await;
     assert!(neighbour.lives());
     assert!(bench.found.iter().all(|f| f.claim.as_ref().is_some_and(|claim| claim.name == "mine")));
@@ -577,9 +578,11 @@ async fn whoever_belongs_to_no_claim_is_ended_but_servers_and_helpers_are_not() 
         )
         .await;
     assert_eq!(end.claim, None);
+    // A process is counted after it was ended.
     let row = format!("tranche_foreign_gpu_process_terminations_total{{{}}}", device_labels(0));
-    let metric = bench.metric(&row);
-    assert_eq!(metric, Some(2.0));
+    until("both ends are counted", || bench.metric(&row) == Some(2.0)).await;
+    bench.wait_for_looks(2).await;
+    assert_eq!(bench.metric(&row), Some(2.0), "and nobody else's");
 }
 
 /// A claim with a daemon of its own, one process that is its client, its server, and one that goes around it.
