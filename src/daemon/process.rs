@@ -108,7 +108,10 @@ mod tests {
     fn a_server_is_its_daemons_from_its_start_on() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("nvidia-cuda-mps-test");
-        std::fs::copy("/bin/sleep", &program).unwrap();
+        // By another process: one that this process forks meanwhile would have a descriptor of it that can be written to,
+        // and it could not be executed.
+        let copied = Command::new("cp").arg("/bin/sleep").arg(&program).status().unwrap();
+        assert!(copied.success());
         // A daemon leads a session, and its server is a process of it.
         let mut daemon = Command::new("setsid")
             .args(["sh", "-c", "\"$0\" 600 & echo; wait"])

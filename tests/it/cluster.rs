@@ -492,10 +492,13 @@ fn assert_whole(device: &Value, isolation: &str) {
     assert_eq!(device["capacity"], json!({"memory": {"value": "80Gi"}}), "{device}");
 }
 
+/// Twice: what comes of the first look is over before the second begins.
 async fn looked_again(api: &MockApi) {
-    let looks = api.count(Verb::List, SLICES);
-    api.cut_watches(true);
-    api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+    for _ in 0..2 {
+        let looks = api.count(Verb::List, SLICES);
+        api.cut_watches(true);
+        api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+    }
 }
 
 #[tokio::test]

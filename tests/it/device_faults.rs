@@ -570,8 +570,11 @@ async fn a_mig_device_made_where_a_strange_pod_has_its_nodes_open_keeps_pods_off
     let openers: Vec<_> = [Opener::of(&node.site, (237, u64::from(200 + 2 * instance)))].into();
     for _ in 0..2 {
         run.plugin.refused(&claim, &["process 4712 of pod 33333333"]).await;
+        // The second time, the taint is there already.
+        let kept = run.plugin.preparer.executor.holders.kept_from_others();
+        assert_eq!(kept.len(), 1, "also of a MIG device with another UUID: {kept:?}");
         node.until_tainted(&["gpu-3", PLACES[2], PLACES[3]], WITHHELD).await;
-        assert_eq!(run.device_faults.borrow().iter().count(), 1, "also of a MIG device with another UUID");
+        assert_eq!(run.device_faults.borrow().iter().count(), 1);
     }
     drop(openers);
     node.until_tainted(&[], "").await;
@@ -596,9 +599,12 @@ async fn an_api_server_that_drops_taints_is_not_written_to_over_and_over() {
         })
         .await;
     }
-    let looks = node.api.count(Verb::List, SLICES);
-    node.api.cut_watches(true);
-    node.api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+    // The first lists may be of what the Xids called for, and what comes of a look is over before the next begins.
+    for _ in 0..3 {
+        let looks = node.api.count(Verb::List, SLICES);
+        node.api.cut_watches(true);
+        node.api.until("a look", |api| api.count(Verb::List, SLICES) >= looks + 2).await;
+    }
     assert_eq!(node.api.writes(SLICES), writes);
     run.end().await;
 }

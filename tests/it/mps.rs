@@ -88,6 +88,7 @@ struct TestNode {
     mounts: DaemonMounts,
     bounds: Bounds,
     keep_warm: Duration,
+    backoff: Duration,
 }
 
 /// Daemons outlive their supervisor, but not the test.
@@ -121,6 +122,7 @@ impl TestNode {
             mounts: DaemonMounts::None,
             bounds: Bounds::DEFAULT,
             keep_warm: Duration::from_secs(600),
+            backoff: Duration::from_millis(20),
         }
     }
 
@@ -150,7 +152,7 @@ impl TestNode {
             timing: Timing {
                 keep_warm: self.keep_warm,
                 check_interval: Duration::from_secs(3600),
-                backoff: Duration::from_millis(20),
+                backoff: self.backoff,
             },
         };
         let metrics = MpsMetrics::register(&mut registry());
@@ -272,7 +274,9 @@ async fn limits_change_on_the_same_daemon_down_to_none() {
 #[tokio::test]
 #[ignore = "needs NVIDIA's MPS control daemon"]
 async fn a_killed_daemon_is_noticed_and_comes_back_with_its_limits() {
-    let node = TestNode::new();
+    let mut node = TestNode::new();
+    // Long enough to be seen by whoever looks after the check that notices.
+    node.backoff = Duration::from_secs(1);
     let (supervisor, gpu) = (node.supervisor(), group(&["GPU-1"]));
     let first = pid(&supervisor.keep(&gpu, true, &limits(&[3000], 30)).await.unwrap());
     kill(first, "KILL");

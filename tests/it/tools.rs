@@ -551,9 +551,7 @@ fn cluster(node_b: &'static str) -> (SocketAddr, Heads) {
     let seen = heads.clone();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let mut head = [0; 8192];
-            let length = stream.read(&mut head).unwrap_or(0);
-            let head = String::from_utf8_lossy(&head[..length]).into_owned();
+            let head = head_of(&mut stream);
             let path = head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default();
             let body = answers.iter().find(|(known, _)| known == path).map_or("", |(_, body)| body.as_str());
             seen.lock().unwrap().push(head.clone());
@@ -568,6 +566,18 @@ fn cluster(node_b: &'static str) -> (SocketAddr, Heads) {
         }
     });
     (address, heads)
+}
+
+/// All of it, however many pieces it comes in.
+fn head_of(stream: &mut impl Read) -> String {
+    let (mut head, mut piece) = (Vec::new(), [0; 8192]);
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut piece).unwrap_or(0) {
+            0 => break,
+            length => head.extend_from_slice(&piece[..length]),
+        }
+    }
+    String::from_utf8_lossy(&head).into_owned()
 }
 
 /// The heads of all requests.

@@ -343,6 +343,10 @@ fn the_cache_scans_again_only_when_something_changed() {
     assert_eq!(cache.scans(), 1);
 
     put_library(dir.path(), USUAL, "libnvcuvid", Some("libnvcuvid.so.1"));
+    // However long this machine takes from here on, it is a moment ago.
+    let ahead = SystemTime::now() + Duration::from_secs(60);
+    let changed = File::open(dir.path().join(USUAL)).unwrap();
+    changed.set_times(FileTimes::new().set_modified(ahead)).unwrap();
     assert_eq!(cache.root_files(None).unwrap().libraries.len(), 4);
     // Changed a moment ago: what was found is not trusted yet.
     cache.root_files(None).unwrap();

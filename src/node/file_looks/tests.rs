@@ -66,7 +66,7 @@ fn standing(policy: OpenDescriptors, still: &[u32], let_go: Receiver<()>) -> Fil
     let opener = still.last().map_or(2, |last| last + 1);
     let processes = Arc::new(Standing { still: still.to_vec(), let_go: Mutex::new(let_go), opener });
     let looks = FileLooks::new(processes, policy, FileLookCounts::default());
-    FileLooks { stall: Duration::from_millis(300), ..looks }
+    FileLooks { stall: Duration::from_secs(1), ..looks }
 }
 
 fn until_none_stands(looks: &FileLooks) {
@@ -96,7 +96,7 @@ fn a_process_that_holds_a_look_up_is_left_and_the_others_are_looked_at() {
 fn a_pod_with_many_processes_that_hold_looks_up_hides_no_other_pod() {
     let (let_go, held_up) = channel();
     let looks = standing(OpenDescriptors::Withhold, &[1, 2, 3], held_up);
-    let looks = FileLooks { limit: Duration::from_millis(900), ..looks };
+    let looks = FileLooks { limit: Duration::from_secs(3), ..looks };
     let pods = BTreeMap::from([("first".into(), vec![1, 2, 3]), ("second".into(), vec![4])]);
     let found = looks.openers(pods, &BTreeSet::from([(195, 0)])).unwrap();
     assert_eq!(found.keys().collect::<Vec<_>>(), [&PodUid::new("second")]);
