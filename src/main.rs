@@ -10,7 +10,7 @@ use tranche::daemon::launch::{Launch, SUBCOMMAND};
 use tranche::ops::OpsError;
 use tranche::ops::logs::{self, LogControl};
 
-/// File work and waits inside NVML; more would only add stacks.
+/// File work; more would only add stacks. The node plugin has [`tranche::node::BLOCKING_THREADS_MAX`].
 const BLOCKING_THREADS_MAX: usize = 8;
 const THREAD_STACK_BYTES: usize = 512 * 1024;
 
@@ -49,7 +49,8 @@ fn run(cli: Cli, called: Option<&std::ffi::OsString>) -> anyhow::Result<ExitCode
         Command::Node(args) => {
             let (log, node) = settings::log_and_node(log, *args)?;
             let control = start_logs(&log, &warnings)?;
-            runtime()?.block_on(tranche::node::run(node, control))?;
+            let runtime = runtime_with(tranche::node::BLOCKING_THREADS_MAX)?;
+            runtime.block_on(tranche::node::run(node, control))?;
         }
         Command::Mps(args) => {
             let (log, mps) = settings::log_and_mps(log, *args)?;
@@ -101,12 +102,16 @@ fn become_daemon(launch: &str) -> anyhow::Error {
     launch.enter().into()
 }
 
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    runtime_with(BLOCKING_THREADS_MAX)
+}
+
 /// One thread for everything that waits: a node has little to compute, and each further thread
 /// costs memory on every node.
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+fn runtime_with(blocking_threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .max_blocking_threads(blocking_threads)
         .thread_stack_size(THREAD_STACK_BYTES)
         .build()
 }

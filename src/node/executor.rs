@@ -407,13 +407,10 @@ impl Executor {
         if cause == ReleaseCause::Anew {
             return None;
         }
-        if let Some(file) = record.cdi_file()
-            && self.host.remove(&self.cdi_dir.join(file)).is_err()
-        {
-            // Its undoing tells why, and the record stays because of it.
-            return None;
-        }
-        self.holders.hold(record, cause, &self.watchers(&record.gpus()))
+        let removed = record.cdi_file().map(|file| self.host.remove(&self.cdi_dir.join(file)));
+        // Its undoing tells why, and the record stays because of it.
+        let Ok(in_use) = removed.unwrap_or(Ok(false)) else { return None };
+        self.holders.hold(record, cause, in_use, &self.watchers(&record.gpus()))
     }
 
     /// True if the claim's record is the one that was judged before its lanes were taken.

@@ -17,12 +17,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::file_looks::{FileLooks, Openers};
+use super::leavable::{LeavableThreads, THREADS_MAX};
+use super::listing::{LIST_LIMIT, Listing, Listings};
 use super::unclaimed::UnclaimedDevices;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::device_nodes::NVIDIA_MAJOR;
@@ -34,9 +36,6 @@ use crate::model::names::{ClaimUid, DeviceName, PodUid};
 
 /// Between two looks at what is withheld.
 pub const AGAIN: Duration = Duration::from_secs(2);
-/// For listing the node's processes. Kubelet waits 45 s. A release lists them twice, each time behind a listing that had
-/// begun before, and looks at files.
-const LIST_LIMIT: Duration = Duration::from_secs(5);
 /// Pods, and processes of each, that are named; of more the number is told.
 const NAMED: usize = 8;
 
@@ -80,17 +79,18 @@ pub enum ReleaseCause {
     Anew,
 }
 
-/// What a look has found, or why there was none, in words.
-type Listing = Result<Arc<PodProcesses>, String>;
-
 /// Looks at the node's processes, and keeps what is withheld.
 pub struct Holders {
     processes: Arc<dyn Processes>,
     files: FileLooks,
     own_pod: Option<PodUid>,
-    /// One look serves all who asked before it began, if it fails as well.
-    last: Mutex<Option<(Instant, Listing)>>,
+    listings: Listings,
+    /// They ask whose processes are.
+    askers: LeavableThreads,
     withheld: watch::Sender<BTreeMap<RecordKey, Withheld>>,
+    /// Records that were withheld when a look at all of them began, and are since then: a listing that began later tells who
+    /// has them still. Until they were withheld, containers could get their devices.
+    looked_at: Mutex<Option<(Instant, BTreeSet<RecordKey>)>>,
     unclaimed: UnclaimedDevices,
 }
 
@@ -98,7 +98,9 @@ impl Holders {
     pub fn new(processes: Arc<dyn Processes>, own_pod: Option<PodUid>, files: FileLooks) -> Self {
         let withheld = watch::Sender::new(BTreeMap::new());
         let unclaimed = UnclaimedDevices::default();
-        Self { processes, files, own_pod, last: Mutex::default(), withheld, unclaimed }
+        let listings = Listings::new(processes.clone());
+        let askers = LeavableThreads::new("owners", THREADS_MAX);
+        Self { processes, files, own_pod, listings, askers, withheld, looked_at: Mutex::default(), unclaimed }
     }
 
     /// False: nobody looks at who has a device open.
@@ -106,16 +108,22 @@ impl Holders {
         self.files.is_on()
     }
 
-    /// The pods among these that have processes. Blocks its thread.
+    /// The pods of the record that have processes. `in_use`: a container may have been given the devices a moment ago. Blocks
+    /// its thread.
     ///
     /// # Errors
     /// In words, if the node's processes cannot be seen; or if none of the pods is seen to have any, and there are processes
     /// that may be theirs.
-    pub fn of(&self, pods: &[PodRef]) -> Result<Vec<Holder>, String> {
+    pub fn running(&self, record: &Record, in_use: bool) -> Result<Vec<Holder>, String> {
+        let pods = &record.intent.pods;
         if pods.is_empty() {
             return Ok(Vec::new());
         }
-        let now = self.look()?;
+        self.check_shown()?;
+        let asked = Instant::now();
+        let key = record.intent.key();
+        let since = self.looked_at().as_ref().filter(|(_, all)| !in_use && all.contains(&key)).map(|go| go.0);
+        let now = self.listings.since(since.unwrap_or(asked))?;
         let holder = |pod: &PodRef| {
             Some(Holder { pod: pod.clone(), pids: now.by_pod.get(&pod.uid)?.clone(), hold: Hold::Runs })
         };
@@ -203,45 +211,46 @@ impl Holders {
 
     fn look(&self) -> Listing {
         self.check_shown()?;
-        let asked = Instant::now();
-        // What a panic leaves behind is an older look.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, found)) = last.as_ref().filter(|(began, _)| *began >= asked) {
-            return found.clone();
-        }
-        let began = Instant::now();
-        let found = self.processes.by_pod(began + LIST_LIMIT);
-        let found = found.map(Arc::new).map_err(|error| format!("cannot look at processes: {error}"));
-        *last = Some((began, found.clone()));
-        found
+        self.listings.since(Instant::now())
     }
 
-    /// The pods of these processes, ours left out. Blocks its thread.
-    pub fn pods_of(&self, pids: &[u32]) -> Vec<PodUid> {
+    /// The pods of these processes, ours left out, as far as can be told. Blocks its thread.
+    pub fn pods_of(&self, pids: Vec<u32>) -> Vec<PodUid> {
         if !self.processes.pids_are_the_hosts() {
             return Vec::new();
         }
-        let owner = |pid: &u32| match self.processes.owner(*pid) {
+        let processes = self.processes.clone();
+        let owner = move |pid: u32| match processes.owner(pid) {
             Ok(Some(ProcessOwner::Pod { pod, .. })) => Some(pod),
             _ => None,
         };
-        let mut pods: Vec<_> =
-            pids.iter().filter_map(owner).filter(|pod| Some(pod) != self.own_pod.as_ref()).collect();
+        let asked = self.askers.run(LIST_LIMIT, move || pids.into_iter().filter_map(owner).collect());
+        let mut pods: Vec<_> = asked.unwrap_or_else(|problem| {
+            tracing::warn!(problem, "which pods use a device, by the driver's word, cannot be told");
+            Vec::new()
+        });
+        pods.retain(|pod| Some(pod) != self.own_pod.as_ref());
         pods.sort();
         pods.dedup();
         pods
     }
 
-    /// What keeps a record's devices from being free; none: nothing does. `rightful`: pods that have the devices by other
-    /// claims.
-    pub fn hold(&self, record: &Record, cause: ReleaseCause, rightful: &[PodRef]) -> Option<Withheld> {
+    /// What keeps a record's devices from being free; none: nothing does. `in_use`: as of [`Self::running`]. `rightful`: pods
+    /// that have the devices by other claims.
+    pub fn hold(
+        &self,
+        record: &Record,
+        cause: ReleaseCause,
+        in_use: bool,
+        rightful: &[PodRef],
+    ) -> Option<Withheld> {
         let devices = record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin);
         let devices: Vec<_> = devices.cloned().collect();
         if devices.is_empty() || cause == ReleaseCause::Anew {
             return None;
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
-        let running = match self.of(&record.intent.pods) {
+        let running = match self.running(record, in_use) {
             Err(problem) if cause == ReleaseCause::Kubelet => {
                 tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
                 Ok(Vec::new())
@@ -304,9 +313,21 @@ impl Holders {
             .send_if_modified(|all| all.insert(what.key.clone(), what.clone()).as_ref() != Some(what));
     }
 
+    /// Until the answer is dropped, what is withheld now is looked at: one listing is enough for all of it.
+    pub fn look_at_withheld(&self) -> LookAtWithheld<'_> {
+        let all = self.withheld.borrow().keys().cloned().collect();
+        *self.looked_at() = Some((Instant::now(), all));
+        LookAtWithheld(self)
+    }
+
     /// What the record names is held by right, or by nobody any more.
     pub fn settle(&self, key: &RecordKey) {
+        self.looked_at().as_mut().map(|(_, all)| all.remove(key));
         self.withheld.send_if_modified(|all| all.remove(key).is_some());
+    }
+
+    fn looked_at(&self) -> MutexGuard<'_, Option<(Instant, BTreeSet<RecordKey>)>> {
+        self.looked_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets records that are no more: another process has released them.
@@ -316,6 +337,15 @@ impl Holders {
             all.retain(|key, _| recorded(key));
             all.len() != before
         });
+    }
+}
+
+/// A look at all that is withheld, under way.
+pub struct LookAtWithheld<'a>(&'a Holders);
+
+impl Drop for LookAtWithheld<'_> {
+    fn drop(&mut self) {
+        *self.0.looked_at() = None;
     }
 }
 
@@ -445,4 +475,4 @@ fn by_device(withheld: &BTreeMap<RecordKey, Withheld>) -> BTreeMap<FaultLocation
 
 #[cfg(test)]
 #[path = "holders/tests.rs"]
-mod tests;
+pub(super) mod tests;

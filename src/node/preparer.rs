@@ -350,7 +350,7 @@ impl Preparer {
         let lists = boards.into_iter().filter_map(|board| board.processes.ok());
         let pids: Vec<u32> = lists.flatten().map(|process| process.pid).collect();
         let executor = self.executor.clone();
-        let pods = tokio::task::spawn_blocking(move || executor.holders.pods_of(&pids)).await;
+        let pods = tokio::task::spawn_blocking(move || executor.holders.pods_of(pids)).await;
         let known: Vec<_> =
             self.executor.store.intents().into_iter().flat_map(|intent| intent.pods).collect();
         let mut pods = pods.unwrap_or_default();

@@ -42,6 +42,9 @@ use crate::model::error_chain;
 use crate::model::gpu::{Health, NodeGpus};
 use crate::model::names::{DeviceUuid, PoolName};
 
+/// For how long what is withheld by records is looked at in one go; the others come first in the next one. What no record
+/// names, and everything that is swept, waits for it.
+const IN_ONE_GO: Duration = Duration::from_secs(15);
 /// No write takes as long; what is older was left by a process that is no more.
 const UNFINISHED_AGE: Duration = Duration::from_secs(60);
 
@@ -74,7 +77,7 @@ pub async fn run(
     let mut unclaimed = preparer.executor.holders.unclaimed().changes();
     unclaimed.mark_changed();
     let (mut inventory, mut driver) = (preparer.inventory.clone(), None);
-    let mut again = Instant::now();
+    let (mut again, mut turn) = (Instant::now(), 0_usize);
     loop {
         let records: Vec<RecordKey> = withheld.borrow_and_update().keys().cloned().collect();
         let is_any = !records.is_empty() || !unclaimed.borrow().is_empty();
@@ -84,7 +87,7 @@ pub async fn run(
             Ok(()) = withheld.changed() => continue,
             Ok(()) = unclaimed.changed() => Due::Unclaimed,
             // Whatever changes meanwhile: tenants can see to it that something does.
-            () = tokio::time::sleep_until(again), if is_any => Due::Withheld(records),
+            () = tokio::time::sleep_until(again), if is_any => Due::Withheld(in_turn(records, turn)),
             _ = ticks.tick() => Due::All,
             // Container edits name files by the driver's version, and a container may start at any moment.
             gpus = another_driver(&mut inventory, driver.as_deref()) => {
@@ -94,8 +97,9 @@ pub async fn run(
         };
         // A look at many processes takes long. Whatever is under way goes on on its own thread, or is done again at the start.
         let is_again = matches!(what, Due::Withheld(_));
-        if stop.run_until_cancelled(what.work(&preparer)).await.is_none() {
-            return Ok(());
+        match stop.run_until_cancelled(what.work(&preparer)).await {
+            None => return Ok(()),
+            Some(looked_at) => turn = turn.wrapping_add(looked_at),
         }
         if is_again {
             again = Instant::now() + AGAIN;
@@ -115,7 +119,8 @@ enum Due {
 }
 
 impl Due {
-    async fn work(self, preparer: &Preparer) {
+    /// Returns how many records that are withheld were looked at.
+    async fn work(self, preparer: &Preparer) -> usize {
         match self {
             Self::First(gpus) => {
                 sweep_all(preparer).await;
@@ -126,13 +131,15 @@ impl Due {
             Self::All => sweep_all(preparer).await,
             Self::Unclaimed => preparer.look_at_unclaimed(Which::Due).await,
             Self::Withheld(records) => {
-                let sweep = look_again(preparer, &records).await;
+                let (sweep, looked_at) = look_again(preparer, &records).await;
                 if sweep.released + sweep.rolled_back > 0 {
                     info!(?sweep, "what was withheld is free");
                 }
                 preparer.look_at_unclaimed(Which::All).await;
+                return looked_at;
             }
         }
+        0
     }
 }
 
@@ -169,9 +176,11 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
     }
     executor.holders.keep(|key| records.iter().any(|record| record.intent.key() == *key));
     let mut files = DriverFiles::default();
+    let look = executor.holders.look_at_withheld();
     for record in records {
         settle(preparer, record, &mut sweep, &mut files).await;
     }
+    drop(look);
     files.report(preparer);
     preparer.look_at_unclaimed(Which::All).await;
     daemons::sweep(preparer, &mut sweep).await;
@@ -184,17 +193,31 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
     sweep
 }
 
-/// One look at these records alone.
-async fn look_again(preparer: &Preparer, records: &[RecordKey]) -> Sweep {
+/// One look at these records alone, as many as there is time for; beside what it came to, how many those are.
+async fn look_again(preparer: &Preparer, records: &[RecordKey]) -> (Sweep, usize) {
     let (mut sweep, mut files) = (Sweep::default(), DriverFiles::default());
+    let _look = preparer.executor.holders.look_at_withheld();
+    let (begun, mut looked_at) = (Instant::now(), 0);
     for key in records {
+        // One at least, or nothing would move.
+        if looked_at > 0 && begun.elapsed() > IN_ONE_GO {
+            break;
+        }
+        looked_at += 1;
         match preparer.executor.store.get(key) {
             Some(record) => settle(preparer, record, &mut sweep, &mut files).await,
             None => preparer.executor.holders.settle(key),
         }
     }
     files.report(preparer);
-    sweep
+    (sweep, looked_at)
+}
+
+/// The `turn`th comes first.
+fn in_turn(mut records: Vec<RecordKey>, turn: usize) -> Vec<RecordKey> {
+    let first = turn.checked_rem(records.len()).unwrap_or(0);
+    records.rotate_left(first);
+    records
 }
 
 /// Deals with one record.
@@ -292,8 +315,9 @@ impl DriverFiles {
 /// Releases a claim that the API server knows nothing of any more, if nothing holds its devices.
 async fn release(preparer: &Preparer, mut record: Record, why: &str) -> Result<bool, PrepareError> {
     let claim = record.intent.claim.clone();
-    let (executor, pods) = (preparer.executor.clone(), record.intent.pods.clone());
-    let looked = tokio::task::spawn_blocking(move || executor.holders.of(&pods)).await;
+    let (executor, looked_at) = (preparer.executor.clone(), record.clone());
+    // It may be in use until its edits are removed, and then that is asked again.
+    let looked = tokio::task::spawn_blocking(move || executor.holders.running(&looked_at, false)).await;
     let free = looked.is_ok_and(|found| found.is_ok_and(|by| by.is_empty()));
     if free && record.intent.boot == preparer.executor.boot {
         let more = preparer.unrecorded_users(&record).await;
@@ -427,4 +451,18 @@ fn remove_unfinished(preparer: &Preparer) -> std::io::Result<usize> {
     let ours = |name: &str| cdi::claim_of(name).is_some();
     let edits = durable::remove_temporaries(&executor.cdi_dir, UNFINISHED_AGE, ours)?;
     Ok(edits + executor.store.remove_temporaries(UNFINISHED_AGE)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_by_go_each_record_has_its_turn() {
+        let records: Vec<RecordKey> = ["a", "b", "c"].map(|uid| RecordKey::Claim(uid.into())).into();
+        let first = |turn| in_turn(records.clone(), turn)[0].to_string();
+        assert_eq!([0, 2, 4, 6].map(first), ["a", "c", "b", "a"]);
+        assert_eq!(in_turn(Vec::new(), 7), []);
+        assert_eq!(in_turn(records.clone(), 1).len(), 3);
+    }
 }

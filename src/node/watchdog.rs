@@ -121,6 +121,7 @@ pub struct Watchdog {
     /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
     threads: Option<WorkerThreads>,
+    leavable: act::Leavable,
     knowledge: Knowledge,
     detours: Detours,
     watch: Watch,
@@ -172,6 +173,8 @@ struct LoggedFailures {
     untold_clients: bool,
     /// Mappings cannot be read.
     mappings: bool,
+    /// Processes cannot be read in time.
+    reads: bool,
     unseen_looks: u32,
 }
 
@@ -189,6 +192,7 @@ impl Watchdog {
             rosters: BTreeMap::new(),
             table: None,
             threads: None,
+            leavable: act::Leavable::default(),
             knowledge: Knowledge::new(parts.own_pod.clone()),
             detours: Detours::default(),
             watch: Watch::default(),
@@ -247,7 +251,7 @@ impl Watchdog {
     /// Watches until no claim holds a device.
     async fn while_held(&mut self, before: Before) {
         let (_lock, before) = self.lock(before).await;
-        let threads = start_threads().await;
+        let threads = start_threads(&self.leavable).await;
         self.detours = match before {
             Before::Nothing => Detours::default(),
             Before::Claims => detours_from_now(&threads, self.parts.processes.clone()).await,
@@ -342,7 +346,10 @@ impl Watchdog {
         let devices: Vec<DeviceUuid> = self.devices.keys().cloned().collect();
         let answers = self.parts.lists.processes(devices).await;
         let answers = self.note_failures(answers);
-        self.read_processes(&answers).await;
+        if !self.read_processes(&answers).await {
+            // Nothing is known of anybody: what was seen before counts on.
+            return;
+        }
         let now = self.now();
         let listed = (turn == Turn::Regular && self.figures_are_due()).then(|| answers.clone());
         let looks = self.looks(answers, now);
@@ -410,38 +417,6 @@ impl Watchdog {
             }
         }
         found
-    }
-
-    /// Finds out what stands behind the PIDs.
-    async fn read_processes(&mut self, answers: &[(DeviceUuid, Vec<GpuProcess>)]) {
-        let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
-        let Some(mut table) = self.table.take() else { return };
-        let (asked, remembered) = (pids.clone(), self.detours.take_due(pids.len()));
-        let read = move || {
-            table.look(&asked);
-            let ended = table.ended(&remembered);
-            (table, ended)
-        };
-        let read = match &self.threads {
-            Some(threads) => threads.reader.run(read).await,
-            None => None,
-        };
-        // A reader that broke took its memory along: all is read anew.
-        let (mut table, ended) =
-            read.unwrap_or_else(|| (Table::new(self.parts.processes.clone()), Vec::new()));
-        table.note_managed(self.read_managed(answers).await);
-        self.detours.forget(&ended);
-        let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
-        self.table = Some(table);
-        self.logged_failures.unseen_looks =
-            if unseen == 0 { 0 } else { self.logged_failures.unseen_looks + 1 };
-        if self.logged_failures.unseen_looks == UNSEEN_LOOKS {
-            warn!(
-                processes = unseen,
-                "NVML reports processes on GPUs that /proc does not show; what they use is not counted: \
-                 give the plugin the host's PID namespace (hostPID: true)"
-            );
-        }
     }
 
     /// Starts the questions whose turn it is.
@@ -557,10 +532,10 @@ impl Watchdog {
 }
 
 /// The threads, as soon as they can be had.
-async fn start_threads() -> WorkerThreads {
+async fn start_threads(leavable: &act::Leavable) -> WorkerThreads {
     let mut told = false;
     loop {
-        match WorkerThreads::new() {
+        match WorkerThreads::new(leavable) {
             Ok(threads) => return threads,
             Err(error) if !std::mem::replace(&mut told, true) => {
                 warn!(%error, "the watchdog's threads cannot be started; trying again");
@@ -575,12 +550,12 @@ async fn start_threads() -> WorkerThreads {
 /// process counts as older than the watchdog, so that nobody is ended for what may have happened before.
 async fn detours_from_now(threads: &WorkerThreads, processes: Arc<dyn Processes>) -> Detours {
     let began = match threads.reader.run(move || processes.now()).await {
-        Some(Ok(now)) => now,
-        Some(Err(error)) => {
+        Ok(Ok(now)) => now,
+        Ok(Err(error)) => {
             warn!(%error, "cannot tell which processes are older than this watchdog; all are taken for older");
             u64::MAX
         }
-        None => u64::MAX,
+        Err(_) => u64::MAX,
     };
     Detours::since(began)
 }

@@ -38,6 +38,7 @@ use tranche::sharing::watch::{EndMethod, EndReason};
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
 
+mod held_up;
 mod hidden;
 
 use crate::nvml::Node;

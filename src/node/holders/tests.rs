@@ -1,5 +1,7 @@
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Mutex, PoisonError};
 
 use super::*;
 use crate::host::{End, EndError, FileLook, ManagedMemory};
@@ -15,15 +17,26 @@ fn holder(name: &str, pids: &[u32]) -> Holder {
 
 /// Processes of one pod, or of a node that cannot be seen.
 #[derive(Default)]
-struct Fake {
-    shown: bool,
-    looks: AtomicUsize,
+pub(in crate::node) struct Fake {
+    pub shown: bool,
+    pub looks: AtomicUsize,
+    /// The first listing, or question whose a process is, is held up until this lets it go.
+    pub held_up: Mutex<Option<Receiver<()>>>,
     /// Each process that is looked at has the device open.
-    open: Option<DeviceNumber>,
+    pub open: Option<DeviceNumber>,
     /// Processes whose control groups cannot be read.
-    untold: Vec<u32>,
+    pub untold: Vec<u32>,
     /// There are more processes than can be listed in time.
-    crowded: bool,
+    pub crowded: bool,
+}
+
+impl Fake {
+    fn wait_until_let_go(&self) {
+        let held_up = self.held_up.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(held_up) = held_up {
+            let _ = held_up.recv();
+        }
+    }
 }
 
 impl Processes for Fake {
@@ -34,6 +47,7 @@ impl Processes for Fake {
         Ok(2)
     }
     fn owner(&self, _: u32) -> io::Result<Option<ProcessOwner>> {
+        self.wait_until_let_go();
         Ok(Some(ProcessOwner::Pod { pod: "uid".into(), container: None }))
     }
     fn uses_gpu(&self, _: u32) -> io::Result<bool> {
@@ -45,6 +59,7 @@ impl Processes for Fake {
     fn by_pod(&self, until: Instant) -> io::Result<PodProcesses> {
         assert!(until <= Instant::now() + LIST_LIMIT);
         self.looks.fetch_add(1, Ordering::SeqCst);
+        self.wait_until_let_go();
         let found =
             PodProcesses { by_pod: BTreeMap::from([("uid".into(), vec![7])]), untold: self.untold.clone() };
         if self.crowded { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
@@ -82,31 +97,31 @@ fn a_device_is_held_by_its_pods_processes_and_by_nobody_elses() {
     let processes = Arc::new(Fake { shown: true, ..Fake::default() });
     let holders = holders(&processes, Some("ours".into()));
     for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
-        let held = holders.hold(&record(HoldMode::Whole, "uid"), cause, &[]).unwrap();
+        let held = holders.hold(&record(HoldMode::Whole, "uid"), cause, true, &[]).unwrap();
         assert_eq!(held.holders(), "process 7 of pod team/p (uid)");
-        assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause, &[]), None);
-        assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause, &[]), None, "it holds nothing");
+        assert_eq!(holders.hold(&record(HoldMode::Whole, "other"), cause, true, &[]), None);
+        assert_eq!(holders.hold(&record(HoldMode::Admin, "uid"), cause, true, &[]), None, "it holds nothing");
     }
-    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew, &[]), None);
-    assert_eq!(holders.pods_of(&[7, 8]), [PodUid::new("uid")]);
+    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Anew, true, &[]), None);
+    assert_eq!(holders.pods_of(vec![7, 8]), [PodUid::new("uid")]);
     let looks = processes.looks.load(Ordering::SeqCst);
     // Whoever has a whole GPU open is looked for in any case.
     let mut none = record(HoldMode::Mig, "uid");
     none.intent.pods.clear();
-    assert_eq!(holders.hold(&none, ReleaseCause::Api, &[]), None);
+    assert_eq!(holders.hold(&none, ReleaseCause::Api, true, &[]), None);
     assert_eq!(processes.looks.load(Ordering::SeqCst), looks, "nobody is to be looked for");
 }
 
 #[test]
 fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not() {
     let holders = holders(&Arc::new(Fake::default()), None);
-    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
-    let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
+    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, true, &[]), None);
+    let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, true, &[]).unwrap();
     assert!(held.holders().contains("hostPID"), "{held}");
     assert_eq!(holders.files.unmade(), 1, "who has the GPU open could not be told to kubelet");
     holders.openers(&BTreeSet::from([(195, 0)]), &[], None).unwrap_err();
     assert_eq!(holders.files.unmade(), 2);
-    assert_eq!(holders.pods_of(&[7]), [] as [PodUid; 0], "the numbers may mean others");
+    assert_eq!(holders.pods_of(vec![7]), [] as [PodUid; 0], "the numbers may mean others");
 }
 
 fn pod_ref(uid: &str) -> PodRef {
@@ -118,7 +133,7 @@ fn pod_ref(uid: &str) -> PodRef {
 fn a_process_that_hides_may_be_any_pods_but_for_kubelet() {
     let processes = Arc::new(Fake { shown: true, untold: (9..29).collect(), ..Fake::default() });
     let holders = holders(&processes, None);
-    let hold = |pod, cause| holders.hold(&record(HoldMode::Whole, pod), cause, &[]);
+    let hold = |pod, cause| holders.hold(&record(HoldMode::Whole, pod), cause, true, &[]);
     for cause in [ReleaseCause::Api, ReleaseCause::Kubelet] {
         assert_eq!(hold("uid", cause).unwrap().holders(), "process 7 of pod team/p (uid)");
     }
@@ -127,7 +142,9 @@ fn a_process_that_hides_may_be_any_pods_but_for_kubelet() {
     assert!(words.contains(named) && words.len() < 512, "{words}");
     assert_eq!(hold("other", ReleaseCause::Kubelet), None);
     let all = [pod_ref("uid"), pod_ref("other")];
-    assert_eq!(holders.of(&all).unwrap().len(), 1);
+    let mut of_both = record(HoldMode::Whole, "uid");
+    of_both.intent.pods = all.to_vec();
+    assert_eq!(holders.running(&of_both, true).unwrap().len(), 1);
     assert_eq!(holders.left_of(&all), all, "neither is known to have ended");
 }
 
@@ -138,30 +155,58 @@ fn a_gpu_that_a_process_has_open_which_hides_is_given_to_nobody() {
     let processes = Arc::new(Fake { shown: true, untold: vec![9], open, ..Fake::default() });
     let holders = holders(&processes, None);
     let rightful = [pod_ref("uid")];
-    let held = holders.hold(&record(HoldMode::Whole, "other"), ReleaseCause::Kubelet, &rightful).unwrap();
+    let held =
+        holders.hold(&record(HoldMode::Whole, "other"), ReleaseCause::Kubelet, true, &rightful).unwrap();
     let words = "process 9 whose control group cannot be read, which has it open without a claim on it";
     assert_eq!(held.holders(), words);
-    assert_eq!(holders.hold(&record(HoldMode::Mig, "other"), ReleaseCause::Kubelet, &rightful), None);
+    assert_eq!(holders.hold(&record(HoldMode::Mig, "other"), ReleaseCause::Kubelet, true, &rightful), None);
     let opened = BTreeSet::from([(195, 0)]);
     let found = holders_of(holders.openers(&opened, &rightful, None).unwrap());
     assert_eq!(holders.openers_again(&opened, &rightful, &found), found);
 }
 
 #[test]
-fn processes_that_cannot_be_listed_in_time_are_asked_for_once_for_all_who_wait() {
+fn where_processes_cannot_be_listed_in_time_kubelet_is_believed_and_the_api_server_is_not() {
     let processes = Arc::new(Fake { shown: true, crowded: true, ..Fake::default() });
     let holders = holders(&processes, None);
-    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, &[]), None);
+    assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, true, &[]), None);
     assert_eq!(holders.files.unmade(), 1, "nobody looked who has the GPU open");
-    let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, &[]).unwrap();
+    let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, true, &[]).unwrap();
     assert!(held.holders().contains("timed out"), "{held}");
     assert_eq!(holders.left_of(&[pod_ref("uid")]), [pod_ref("uid")]);
-    // As if it had begun after these have asked.
-    let looks = processes.looks.load(Ordering::SeqCst);
-    let later = Instant::now() + Duration::from_secs(60);
-    *holders.last.lock().unwrap() = Some((later, Err("it took too long".to_owned())));
-    assert_eq!(holders.of(&[pod_ref("uid")]), Err("it took too long".to_owned()));
-    assert_eq!(processes.looks.load(Ordering::SeqCst), looks);
+}
+
+/// 48 shares that are taken away under their pods cost as many listings, one after the other.
+#[test]
+fn one_listing_is_enough_for_all_that_is_withheld_and_none_for_what_may_be_in_use() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let share = |name: &str| {
+        let mut record = record(HoldMode::Mig, "uid");
+        record.intent.claim.uid = name.into();
+        record
+    };
+    let records = ["a", "b", "c"].map(share);
+    let look = |record: &Record, in_use| {
+        let before = processes.looks.load(Ordering::SeqCst);
+        let withheld = holders.hold(record, ReleaseCause::Api, in_use, &[]).unwrap();
+        holders.withhold(&withheld);
+        processes.looks.load(Ordering::SeqCst) - before
+    };
+    let all = |in_use| records.each_ref().map(|record| look(record, in_use));
+    let go = holders.look_at_withheld();
+    assert_eq!(all(false), [1, 1, 1], "none was withheld: containers could get the devices until now");
+    drop(go);
+    assert_eq!(all(false), [1, 1, 1], "nobody looks at all of them");
+    let go = holders.look_at_withheld();
+    assert_eq!(all(false), [1, 0, 0]);
+    assert_eq!(all(true), [1, 1, 1], "containers could get the devices again until now");
+    // One was given to its pods again, and taken away again.
+    holders.settle(&records[1].intent.key());
+    assert_eq!(all(false), [0, 1, 0]);
+    drop(go);
+    let _go = holders.look_at_withheld();
+    assert_eq!(all(false), [1, 0, 0], "the last look is over");
 }
 
 /// A process of the host has the number of one that had a GPU open: it may, and must not keep the GPU withheld.

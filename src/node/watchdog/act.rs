@@ -7,12 +7,14 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::Span;
 
+use super::super::leavable::{LeavableThreads, THREADS_MAX};
 use super::knowledge::Servers;
 use super::managed::MappingsReader;
-use super::worker_thread::WorkerThread;
+use super::worker_thread::{LeavableThread, WorkerThread};
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
 use crate::model::error_chain;
@@ -42,27 +44,54 @@ pub(super) enum EndOutcome {
     Failed(String),
 }
 
+/// For one process to end by its daemon, with those that wait before it. A request to the supervisor takes 20 s at most, and
+/// there are several for a process.
+const END_LIMIT: Duration = Duration::from_secs(60);
+/// Threads that may be at that: beyond one, because the others were left.
+const ENDERS_MAX: usize = 4;
+/// For reading of the processes on all GPUs that claims hold what is not known of them. That of a thousand takes some ms.
+const READ_LIMIT: Duration = Duration::from_secs(2);
+
 /// The threads for work that blocks. Several, because a request to the supervisor may take long.
 #[derive(Clone)]
 pub(super) struct WorkerThreads {
     /// Reads /proc and sends signals.
-    pub reader: WorkerThread,
+    pub reader: LeavableThread,
     /// Asks the supervisor, and reads the ledger.
     pub requester: WorkerThread,
     /// Asks daemons for their clients. A tenant can keep a daemon busy, and nobody's end may wait for that.
     pub asker: WorkerThread,
+    /// Has daemons terminate clients. For the same reason no question waits for it, and few ends wait behind one another:
+    /// who is not ended in time is killed.
+    ender: LeavableThread,
     pub mappings: MappingsReader,
+}
+
+/// The threads that may stand still in /proc, counted for as long as the watchdog lives.
+pub(super) struct Leavable {
+    readers: LeavableThreads,
+    enders: LeavableThreads,
+    mappings: LeavableThreads,
+}
+
+impl Default for Leavable {
+    fn default() -> Self {
+        let readers = LeavableThreads::new("watch-processes", THREADS_MAX);
+        let enders = LeavableThreads::new("watch-ends", ENDERS_MAX);
+        Self { readers, enders, mappings: LeavableThreads::new("watch-mappings", 1) }
+    }
 }
 
 impl WorkerThreads {
     /// # Errors
     /// The node has no memory or threads left.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(leavable: &Leavable) -> io::Result<Self> {
         Ok(Self {
-            reader: WorkerThread::new("watch-processes")?,
+            reader: LeavableThread::new(leavable.readers.clone(), READ_LIMIT),
             requester: WorkerThread::new("watch-daemons")?,
             asker: WorkerThread::new("watch-clients")?,
-            mappings: MappingsReader::new()?,
+            ender: LeavableThread::new(leavable.enders.clone(), END_LIMIT),
+            mappings: MappingsReader::new(leavable.mappings.clone()),
         })
     }
 }
@@ -85,10 +114,10 @@ pub(super) async fn end(
                 Ok(None) => kill(process, &*processes),
                 Err(error) => EndOutcome::Failed(error_chain(&error)),
             };
-            threads.requester.run(work).await
+            threads.ender.run(work).await
         }
     };
-    outcome.unwrap_or_else(|| EndOutcome::Failed("a thread of the watchdog failed".to_owned()))
+    outcome.unwrap_or_else(EndOutcome::Failed)
 }
 
 /// The daemons of these claims first: asking one takes its time, and a GPU may have one for each of its shares.
@@ -106,6 +135,10 @@ fn terminate(
     processes: &dyn Processes,
 ) -> Result<Option<EndOutcome>, SupervisorError> {
     for group in groups {
+        // It may have been killed while others' ends, or another daemon, were waited for.
+        if !is_there(process, processes) {
+            return Ok(Some(EndOutcome::Gone));
+        }
         let clients = daemons.clients(group)?;
         let Some(client) = clients.into_iter().find(|client| client.pid == process.pid) else { continue };
         // The daemon knows PIDs only: they must still mean this process.
@@ -154,4 +187,101 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Optio
         }
     }
     Some(servers)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, channel};
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::model::share::MpsLimits;
+    use crate::node::holders::tests::Fake;
+    use crate::sharing::watch::{Access, AccountId};
+    use crate::supervisor::protocol::{DaemonState, MpsClient};
+
+    /// A daemon that does not answer who its clients are before it is let go.
+    struct Busy {
+        let_go: Mutex<Receiver<()>>,
+        asked: AtomicUsize,
+    }
+
+    impl Daemons for Busy {
+        fn keep(&self, _: &MpsGroup, _: bool, _: &MpsLimits) -> Result<DaemonState, SupervisorError> {
+            unimplemented!("the watchdog keeps no daemons")
+        }
+        fn rest(&self, _: &MpsGroup) -> Result<(), SupervisorError> {
+            unimplemented!("the watchdog keeps no daemons")
+        }
+        fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
+            Ok(Vec::new())
+        }
+        fn clients(&self, _: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            let _ = self.let_go.lock().unwrap().recv();
+            Err(SupervisorError::Timeout { seconds: 20 })
+        }
+        fn terminate(&self, _: &MpsGroup, _: MpsClient) -> Result<(), SupervisorError> {
+            unimplemented!("it has no clients")
+        }
+    }
+
+    fn request(started: u64) -> EndRequest {
+        let process = ProcessKey { pid: 7, started };
+        EndRequest {
+            account_id: AccountId { gpu: "GPU-0".into(), claims: Vec::new() },
+            seen: ObservedProcess {
+                process,
+                used: None,
+                access: Access::Client,
+                pod: crate::model::process::ProcessPod::None,
+            },
+            how: EndMethod::Terminate,
+            reason: EndReason::Foreign,
+            span: Span::none(),
+        }
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn no_question_waits_for_a_daemon_that_is_asked_to_end_somebody_and_few_ends_do() {
+        let (let_go, busy) = channel();
+        let daemons = Arc::new(Busy { let_go: Mutex::new(busy), asked: AtomicUsize::new(0) });
+        let (processes, threads) =
+            (Arc::new(Fake::default()), WorkerThreads::new(&Leavable::default()).unwrap());
+        let groups = || BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
+        let end = |started| {
+            let (daemons, processes, threads) = (daemons.clone(), processes.clone(), threads.clone());
+            async move { end(&request(started), groups(), daemons, processes, threads).await }
+        };
+        // All processes of these began at 1.
+        let first = tokio::spawn(end(1));
+        wait_until_asked(&daemons).await;
+        let (asked, known) = (daemons.clone(), processes.clone());
+        let servers = threads.requester.run(move || servers(&*asked, &*known));
+        assert!(timeout(PATIENCE, servers).await.expect("it waits for the daemon").flatten().is_some());
+        let more = futures::future::join_all((0..100).map(|_| end(1)));
+        let (more, ()) =
+            timeout(PATIENCE, async { tokio::join!(more, async { drop(let_go) }) }).await.unwrap();
+        let turned_away =
+            |ended: &&EndOutcome| matches!(ended, EndOutcome::Failed(words) if words.contains("others wait"));
+        assert_eq!(more.iter().filter(turned_away).count(), 36, "64 wait behind the first");
+        assert!(matches!(first.await.unwrap(), EndOutcome::Failed(words) if words.contains("20 s")));
+        let asked = daemons.asked.load(Ordering::SeqCst);
+        assert!(matches!(end(2).await, EndOutcome::Gone));
+        assert_eq!(daemons.asked.load(Ordering::SeqCst), asked, "it was not there any more");
+    }
+
+    async fn wait_until_asked(daemons: &Busy) {
+        let asked = async {
+            while daemons.asked.load(Ordering::SeqCst) == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, asked).await.unwrap();
+    }
 }

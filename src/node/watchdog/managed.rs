@@ -4,16 +4,13 @@
 //! a client that keeps its limit is never over its grant for it. Pure, but for [`MappingsReader`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::time::timeout;
-
+use super::super::leavable::LeavableThreads;
 use super::measured::Measured;
 use super::shares::WatchedDevice;
-use super::worker_thread::WorkerThread;
+use super::worker_thread::LeavableThread;
 use crate::host::{ManagedMemory, Processes};
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
@@ -80,16 +77,12 @@ const READ_LIMIT: Duration = Duration::from_millis(100);
 
 /// Reads mappings on a thread of its own: a process can make that take for ever, and no look may wait for it.
 #[derive(Clone)]
-pub(super) struct MappingsReader {
-    thread: WorkerThread,
-    idle: Arc<Semaphore>,
-}
+pub(super) struct MappingsReader(LeavableThread);
 
 impl MappingsReader {
-    /// # Errors
-    /// The node has no memory or threads left.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self { thread: WorkerThread::new("watch-mappings")?, idle: Arc::new(Semaphore::new(1)) })
+    /// `threads`: one.
+    pub fn new(threads: LeavableThreads) -> Self {
+        Self(LeavableThread::new(threads, READ_LIMIT))
     }
 
     /// What these processes have, as far as it can be read. None: it takes too long, or the last time has not ended yet.
@@ -101,20 +94,15 @@ impl MappingsReader {
         if suspects.is_empty() {
             return Some(HashMap::new());
         }
-        let turn = self.idle.clone().try_acquire_owned().ok()?;
-        let read = move || {
-            let found =
-                suspects.into_iter().filter_map(|pid| Some((pid, processes.managed_memory(pid).ok()?)));
-            let found = found.collect();
-            drop(turn);
-            found
-        };
-        timeout(READ_LIMIT, self.thread.run(read)).await.ok().flatten()
+        let read = move |pid: u32| Some((pid, processes.managed_memory(pid).ok()?));
+        self.0.run(move || suspects.into_iter().filter_map(read).collect()).await.ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::super::shares::tests::board;
     use super::*;
     use crate::model::claim::ClaimRef;
@@ -218,7 +206,7 @@ mod tests {
     async fn a_process_whose_mappings_cannot_be_read_stops_no_look() {
         let (let_go, hangs) = std::sync::mpsc::channel();
         let processes: Arc<dyn Processes> = Arc::new(Hanging(std::sync::Mutex::new(hangs)));
-        let reader = MappingsReader::new().unwrap();
+        let reader = MappingsReader::new(LeavableThreads::new("test", 1));
         let read = |pid: u32| reader.read(processes.clone(), BTreeSet::from([pid]));
         assert_eq!(read(1).await, None, "it hangs");
         assert_eq!(read(2).await, None, "and still does");

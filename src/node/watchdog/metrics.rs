@@ -34,6 +34,8 @@ pub struct ClaimMetrics {
     pub missed_ticks: Counter,
     /// Looks, at all GPUs that claims hold or at one, that NVML did not answer.
     pub failed_looks: Counter,
+    /// Looks at which the processes on GPUs could not be read in time.
+    pub unmade_reads: Counter,
     /// Readings of figures that NVML did not answer.
     pub failed_readings: Counter,
     /// Findings that nobody took in time.
@@ -90,6 +92,7 @@ impl ClaimMetrics {
             tick: Histogram::new(TICK_SECONDS),
             missed_ticks: Counter::default(),
             failed_looks: Counter::default(),
+            unmade_reads: Counter::default(),
             failed_readings: Counter::default(),
             dropped_findings: Counter::default(),
             failed_terminations: Counter::default(),
@@ -244,6 +247,11 @@ impl ClaimMetrics {
         let counters = [
             ("watchdog_missed_ticks", "Looks that were due while another was not done", &self.missed_ticks),
             ("watchdog_failed_looks", "Looks at GPUs that NVML did not answer", &self.failed_looks),
+            (
+                "watchdog_unmade_reads",
+                "Looks at which the processes on GPUs could not be read in time: something held that up",
+                &self.unmade_reads,
+            ),
             (
                 "watchdog_failed_readings",
                 "Readings of the figures of GPUs that NVML did not answer",

@@ -3,9 +3,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use tracing::{info, warn};
+
+use super::{UNSEEN_LOOKS, Watchdog};
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{ManagedMemory, Processes};
+use crate::model::names::DeviceUuid;
 use crate::model::process::ProcessKey;
+use crate::nvml::GpuProcess;
 
 /// What is known of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +88,50 @@ impl KnownProcess {
     /// hidden, or it would show itself at every other look.
     fn is_settled(&self) -> bool {
         self.believed && self.owner != ProcessOwner::Host
+    }
+}
+
+impl Watchdog {
+    /// Finds out what stands behind the PIDs. False if that cannot be read in time.
+    pub(super) async fn read_processes(&mut self, answers: &[(DeviceUuid, Vec<GpuProcess>)]) -> bool {
+        let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
+        let Some(threads) = self.threads.clone() else { return false };
+        // A reader that was left took its memory along: all is read anew.
+        let table = self.table.take();
+        let mut table = table.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
+        let (asked, remembered) = (pids.clone(), self.detours.take_due(pids.len()));
+        let read = move || {
+            table.look(&asked);
+            let ended = table.ended(&remembered);
+            (table, ended)
+        };
+        let (mut table, ended) = match threads.reader.run(read).await {
+            Ok(read) => read,
+            Err(problem) => {
+                self.parts.metrics.unmade_reads.inc();
+                if !std::mem::replace(&mut self.logged_failures.reads, true) {
+                    warn!(problem, "processes on GPUs cannot be read; tried again at every look");
+                }
+                return false;
+            }
+        };
+        if std::mem::take(&mut self.logged_failures.reads) {
+            info!("processes on GPUs are read again");
+        }
+        table.note_managed(self.read_managed(answers).await);
+        self.detours.forget(&ended);
+        let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
+        self.table = Some(table);
+        self.logged_failures.unseen_looks =
+            if unseen == 0 { 0 } else { self.logged_failures.unseen_looks + 1 };
+        if self.logged_failures.unseen_looks == UNSEEN_LOOKS {
+            warn!(
+                processes = unseen,
+                "NVML reports processes on GPUs that /proc does not show; what they use is not counted: \
+                 give the plugin the host's PID namespace (hostPID: true)"
+            );
+        }
+        true
     }
 }
 

@@ -1,16 +1,19 @@
-//! A thread of the watchdog's own. The threads that the process has for blocking work are few, and claims that are
+//! Threads of the watchdog's own. The threads that the process has for blocking work are few, and claims that are
 //! being prepared may use all of them for as long as a daemon takes to start. The watchdog must not wait for that.
 
 use std::io;
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 use tracing::Span;
 
-/// The most pieces of work in the queue; beyond that, callers wait.
+use super::super::leavable::LeavableThreads;
+
+/// The most pieces of work in the queue. Beyond that, callers of [`WorkerThread`] wait, and those of [`LeavableThread`] are
+/// turned away.
 const QUEUE: usize = 64;
-/// Reading /proc and asking over a socket are shallow.
-const STACK: usize = 256 * 1024;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -21,10 +24,17 @@ pub(super) struct WorkerThread(mpsc::Sender<Work>);
 impl WorkerThread {
     /// # Errors
     /// The node has no memory or threads left.
-    pub fn new(name: &str) -> io::Result<Self> {
+    pub fn new(name: &'static str) -> io::Result<Self> {
+        Self::among(&LeavableThreads::new(name, 1))
+    }
+
+    /// One of these threads.
+    ///
+    /// # Errors
+    /// The same, or as many of them run as may.
+    fn among(threads: &LeavableThreads) -> io::Result<Self> {
         let (sender, mut queue) = mpsc::channel::<Work>(QUEUE);
-        let builder = thread::Builder::new().name(name.to_owned()).stack_size(STACK);
-        builder.spawn(move || {
+        threads.start(move || {
             while let Some(work) = queue.blocking_recv() {
                 work();
             }
@@ -34,11 +44,141 @@ impl WorkerThread {
 
     /// Returns the work's result; none if the thread panicked. The work is done within the span of the caller.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let (reply, result) = oneshot::channel();
-        let span = Span::current();
-        // A caller that no longer waits does not need the result.
-        let work: Work = Box::new(move || drop(reply.send(span.in_scope(work))));
+        let (work, result) = replying(work);
         self.0.send(work).await.ok()?;
         result.await.ok()
+    }
+}
+
+/// The work, and where its result comes.
+fn replying<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> (Work, oneshot::Receiver<T>) {
+    let (reply, result) = oneshot::channel();
+    let span = Span::current();
+    // A caller that no longer waits does not need the result.
+    (Box::new(move || drop(reply.send(span.in_scope(work)))), result)
+}
+
+/// Runs one piece of work after the other, and is left when one takes too long: another thread does what comes next. The
+/// thread starts with the first piece of work. Clones share it.
+#[derive(Clone)]
+pub(super) struct LeavableThread {
+    threads: LeavableThreads,
+    limit: Duration,
+    now: Arc<Mutex<Option<WorkerThread>>>,
+}
+
+impl LeavableThread {
+    /// One at a time of these threads. `limit`: for a piece of work, with what it waits for.
+    pub fn new(threads: LeavableThreads, limit: Duration) -> Self {
+        Self { threads, limit, now: Arc::default() }
+    }
+
+    /// Returns the work's result.
+    ///
+    /// # Errors
+    /// In words, if there is none in time, or too much waits already. The work may be done later all the same.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let thread = self.thread().map_err(|error| error.to_string())?;
+        let (work, result) = replying(work);
+        if let Err(mpsc::error::TrySendError::Full(_)) = thread.0.try_send(work) {
+            return Err(format!("{QUEUE} others wait for the same thread of the watchdog"));
+        }
+        match timeout(self.limit, result).await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(_)) => {
+                self.leave(&thread);
+                Err("a thread of the watchdog broke off".to_owned())
+            }
+            Err(_) => {
+                self.leave(&thread);
+                Err(format!(
+                    "something held a thread of the watchdog up for {:?}, and it was left",
+                    self.limit
+                ))
+            }
+        }
+    }
+
+    fn thread(&self) -> io::Result<WorkerThread> {
+        let mut now = self.now();
+        if let Some(thread) = &*now {
+            return Ok(thread.clone());
+        }
+        let thread = WorkerThread::among(&self.threads)?;
+        *now = Some(thread.clone());
+        Ok(thread)
+    }
+
+    /// Others may have left it before, and have another one by now.
+    fn leave(&self, thread: &WorkerThread) {
+        let mut now = self.now();
+        if now.as_ref().is_some_and(|now| now.0.same_channel(&thread.0)) {
+            *now = None;
+        }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Option<WorkerThread>> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_thread_that_is_held_up_is_left_with_what_waits_behind_and_another_one_goes_on() {
+        let thread = LeavableThread::new(LeavableThreads::new("test", 2), Duration::from_millis(300));
+        let (let_go, held_up) = channel::<()>();
+        let stands = thread.run(move || _ = held_up.recv());
+        let behind = thread.run(|| 1);
+        let (stands, behind) = tokio::join!(stands, behind);
+        assert!(stands.unwrap_err().contains("held a thread of the watchdog up"));
+        assert!(behind.is_err(), "it was in the same queue");
+        assert_eq!(thread.run(|| 2).await, Ok(2));
+        let (also, second) = channel::<()>();
+        thread.run(move || _ = second.recv()).await.unwrap_err();
+        let words = thread.run(|| 3).await.unwrap_err();
+        assert!(words.contains("at most 2 may run"), "{words}");
+        drop((let_go, also));
+        wait_until_it_runs_again(&thread).await;
+        assert!(
+            thread.run(|| panic!("as a test")).await.is_err_and(|words: String| words.contains("broke off"))
+        );
+        wait_until_it_runs_again(&thread).await;
+    }
+
+    #[tokio::test]
+    async fn what_is_too_much_for_the_queue_is_turned_away() {
+        let thread = LeavableThread::new(LeavableThreads::new("test", 1), Duration::from_secs(60));
+        let (let_go, held_up) = channel::<()>();
+        let (began, is_held_up) = oneshot::channel();
+        let first = tokio::spawn({
+            let thread = thread.clone();
+            let work = move || {
+                let _ = began.send(());
+                let _ = held_up.recv();
+            };
+            async move { thread.run(work).await }
+        });
+        is_held_up.await.unwrap();
+        let behind = futures::future::join_all((0..=QUEUE).map(|_| thread.run(|| ())));
+        let (behind, ()) = tokio::join!(behind, async { drop(let_go) });
+        assert_eq!(behind.into_iter().filter(Result::is_err).count(), 1);
+        first.await.unwrap().unwrap();
+    }
+
+    async fn wait_until_it_runs_again(thread: &LeavableThread) {
+        let again = async {
+            while thread.run(|| 4).await != Ok(4) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(60), again).await.unwrap();
     }
 }
