@@ -90,6 +90,16 @@ impl Run {
         Self { told, failures, stop }
     }
 
+    /// Waits until kubelet did not tell.
+    async fn until_counted(&self) {
+        let counted = async {
+            while self.failures.get() == 0 {
+                tokio::time::sleep(QUICK).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, counted).await.expect("kubelet is asked");
+    }
+
     async fn until_named(&mut self, claim: &Claim, pod: &str, names: &str) {
         let pod = PodRef { namespace: claim.id().namespace, name: pod.into(), uid: POD.into() };
         let named = self.told.wait_for(|told| told.named(&claim.id(), &pod) == names);
@@ -136,12 +146,7 @@ async fn what_kubelet_does_not_tell_is_counted_and_asked_again() {
     site.api.put(&mine);
     let mut run = Run::start(&site, &plugin);
     plugin.prepared(&mine, "without kubelet's socket").await;
-    let refused = async {
-        while run.failures.get() == 0 {
-            tokio::time::sleep(QUICK).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, refused).await.expect("it is asked");
+    run.until_counted().await;
     let kubelet = FakeKubelet::default();
     kubelet.runs("team", "p", &[("main", &["mine"])]);
     kubelet.serve(&site.path("kubelet"));
