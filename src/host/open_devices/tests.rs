@@ -222,16 +222,18 @@ fn a_descriptor_that_moves_all_the_time_is_found_or_told() {
     shown.add(std::process::id(), POD);
     let null = File::open("/dev/null").unwrap();
     let _before: Vec<_> = (0..300).map(|_| null.try_clone().unwrap()).collect();
-    let (is_over, turns) = (AtomicBool::new(false), AtomicU64::new(0));
+    // Odd: it is not open yet, or on its way back.
+    let (is_over, turns, moves) = (AtomicBool::new(false), AtomicU64::new(1), AtomicU64::new(0));
     let (missed, whole, found) = std::thread::scope(|scope| {
-        scope.spawn(|| moved_on(&is_over, &turns));
+        scope.spawn(|| moved_on(&is_over, &turns, &moves));
         let (mut missed, mut whole, mut found) = (0, 0, 0);
         let end = Instant::now() + Duration::from_secs(60);
         while (whole < 20 || found < 1) && Instant::now() < end {
-            let before = turns.load(Ordering::SeqCst);
+            let (before, still) = (turns.load(Ordering::SeqCst), moves.load(Ordering::SeqCst));
             let look = shown.look(FULL);
             found += usize::from(!look.openers.is_empty());
-            if before % 2 == 0 && turns.load(Ordering::SeqCst) == before {
+            let has_moved = moves.load(Ordering::SeqCst) != still;
+            if has_moved && before % 2 == 0 && turns.load(Ordering::SeqCst) == before {
                 whole += 1;
                 missed += usize::from(look.openers.is_empty() && look.unfinished.is_empty());
             }
@@ -245,14 +247,16 @@ fn a_descriptor_that_moves_all_the_time_is_found_or_told() {
 
 /// Moves a descriptor up, number by number, and from the last back to the first: there it passes a look that goes up, too.
 /// Such a turn is counted when it begins and when it has ended.
-fn moved_on(is_over: &AtomicBool, turns: &AtomicU64) {
+fn moved_on(is_over: &AtomicBool, turns: &AtomicU64, moves: &AtomicU64) {
     let mut file = File::open("/dev/full").unwrap();
+    turns.fetch_add(1, Ordering::SeqCst);
     while !is_over.load(Ordering::SeqCst) {
         let more = file.as_raw_fd() + 1;
         let is_turn = u64::from(more >= 900);
         turns.fetch_add(is_turn, Ordering::SeqCst);
         file = duplicate(&file, if is_turn == 1 { 400 } else { more });
         turns.fetch_add(is_turn, Ordering::SeqCst);
+        moves.fetch_add(1, Ordering::SeqCst);
         let moved = Instant::now();
         while moved.elapsed() < Duration::from_micros(100) {
             std::hint::spin_loop();
