@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_is_held_up_is_left_with_what_waits_behind_and_another_one_goes_on() {
-        let thread = LeavableThread::new(LeavableThreads::new("test", 2), Duration::from_millis(300));
+        let thread = LeavableThread::new(LeavableThreads::new("test", 2), Duration::from_secs(4));
         let (let_go, held_up) = channel::<()>();
         let stands = thread.run(move || _ = held_up.recv());
         let behind = thread.run(|| 1);

@@ -53,6 +53,7 @@ async fn a_read_that_does_not_come_back_is_left_and_the_gpus_are_watched() {
     bench.start_with(WatchdogAction::Terminate, Arc::new(HeldUp(Mutex::new(Some(held_up)))));
     let row = format!("tranche_claim_gpu_processes{}", labels("mine", MINE));
     until("it is known", || bench.metric(&row) == Some(1.0)).await;
-    assert_eq!(bench.metric("tranche_watchdog_unmade_reads_total"), Some(1.0));
+    // A busy machine may take as long for the next one.
+    assert!(bench.metric("tranche_watchdog_unmade_reads_total").is_some_and(|count| count >= 1.0));
     drop(let_go);
 }
