@@ -15,7 +15,7 @@
 //! Withheld devices, and those that a pod has open without a claim ([`super::unclaimed`]), are checked again every
 //! [`AGAIN`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use tracing::{error, info, instrument, warn};
 
 use super::daemons;
 use super::executor::{ExecuteError, ReleaseError};
-use super::holders::{AGAIN, ReleaseCause};
+use super::holders::{self, AGAIN, ReleaseCause};
 use super::preparer::{PrepareError, Preparer};
 use super::unclaimed::Which;
 use crate::cdi;
@@ -176,11 +176,16 @@ pub async fn sweep(preparer: &Preparer) -> Sweep {
     }
     executor.holders.keep(|key| records.iter().any(|record| record.intent.key() == *key));
     let mut files = DriverFiles::default();
+    let mut undecided = BTreeSet::new();
     let look = executor.holders.look_at_withheld();
     for record in records {
-        settle(preparer, record, &mut sweep, &mut files).await;
+        let on: Vec<_> = record.intent.devices.iter().map(holders::location).collect();
+        if !settle(preparer, record, &mut sweep, &mut files).await {
+            undecided.extend(on);
+        }
     }
     drop(look);
+    executor.holders.unclaimed().records_were_looked_at(undecided);
     files.report(preparer);
     preparer.look_at_unclaimed(Which::All).await;
     daemons::sweep(preparer, &mut sweep).await;
@@ -205,7 +210,7 @@ async fn look_again(preparer: &Preparer, records: &[RecordKey]) -> (Sweep, usize
         }
         looked_at += 1;
         match preparer.executor.store.get(key) {
-            Some(record) => settle(preparer, record, &mut sweep, &mut files).await,
+            Some(record) => _ = settle(preparer, record, &mut sweep, &mut files).await,
             None => preparer.executor.holders.settle(key),
         }
     }
@@ -220,7 +225,7 @@ fn in_turn(mut records: Vec<RecordKey>, turn: usize) -> Vec<RecordKey> {
     records
 }
 
-/// Deals with one record.
+/// Deals with one record. False if nobody could be asked whether it is wanted.
 #[instrument(
     level = "error",
     name = "sweep",
@@ -231,10 +236,10 @@ fn in_turn(mut records: Vec<RecordKey>, turn: usize) -> Vec<RecordKey> {
         claim.name = record.intent.claim.name,
     )
 )]
-async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &mut DriverFiles) {
+async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &mut DriverFiles) -> bool {
     let (executor, claim) = (&preparer.executor, record.intent.claim.clone());
     let (what, result) = match verdict(preparer, &record, &executor.pool).await {
-        Verdict::Unknown => return,
+        Verdict::Unknown => return false,
         Verdict::Fine(allocated) => {
             executor.holders.settle(&record.intent.key());
             let gpus = record.gpus();
@@ -245,7 +250,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
             let renewed = renew(preparer, record, allocated).await;
             files.note(gpus, &renewed);
             if matches!(renewed, Ok(false)) {
-                return;
+                return true;
             }
             (Repair::Renewed, renewed)
         }
@@ -255,7 +260,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
         Verdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
     };
     if matches!(result, Ok(false)) {
-        return;
+        return true;
     }
     sweep.count(what, &result);
     match result {
@@ -267,6 +272,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
         }
         Ok(_) => preparer.metrics.repair(what.word()),
     }
+    true
 }
 
 /// Writes the container edits of a ready claim again, if what they name has changed.

@@ -43,6 +43,10 @@ pub struct Unclaimed {
     open: BTreeMap<FaultLocation, OpenDevice>,
     /// What an earlier process withheld, as far as nobody has looked since.
     before: BTreeSet<FaultLocation>,
+    /// What records name of which the API server did not say whether they are wanted.
+    undecided: BTreeSet<FaultLocation>,
+    /// All that no claim has was to be looked at once.
+    all_asked: bool,
     /// How often something was to be looked at.
     asked: u64,
 }
@@ -127,13 +131,26 @@ impl UnclaimedDevices {
         self.change(|all| all.before = before);
     }
 
-    /// All records were looked at, and what no record names but for what is still due.
-    pub(super) fn was_looked_at(&self) {
+    /// All records were looked at, but for those of which nobody knows whether they are wanted, and once the GPUs are known
+    /// what no record names, but for what is still due.
+    pub(super) fn records_were_looked_at(&self, undecided: BTreeSet<FaultLocation>) {
+        self.change(|all| all.undecided = undecided);
+        self.forget_before();
+    }
+
+    fn forget_before(&self) {
         self.change(|all| {
-            let Unclaimed { due, before, .. } = all;
-            before
-                .retain(|location| matches!(location, FaultLocation::Device(uuid) if due.contains_key(uuid)));
+            let Unclaimed { due, before, undecided, all_asked, .. } = all;
+            let is_due =
+                |at: &FaultLocation| matches!(at, FaultLocation::Device(uuid) if due.contains_key(uuid));
+            before.retain(|at| !*all_asked || is_due(at) || undecided.contains(at));
         });
+    }
+
+    /// The look at what no record names, and has not been looked at since this process started, is over.
+    pub(super) fn was_looked_at(&self) {
+        self.change(|all| all.all_asked = true);
+        self.forget_before();
     }
 
     fn change(&self, what: impl FnOnce(&mut Unclaimed)) {

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -396,6 +397,38 @@ async fn a_share_that_is_withheld_keeps_new_pods_off_its_gpu_until_its_pod_has_e
     );
     assert_eq!(run.unhealthy(0), None, "the neighbour goes on");
     run.plugin.prepared(&neighbour, "again").await;
+    node.site.ends(4711);
+    run.plugin.sweep().await.unwrap();
+    node.until_taints(0, &[]).await;
+    run.end().await;
+}
+
+/// Nobody says what became of the claim while the API server is away, and its pod runs: pods would be placed beside it.
+#[tokio::test]
+async fn what_was_withheld_before_a_start_stays_so_until_the_api_server_answers() {
+    let node = TestNode::new();
+    let run = node.start();
+    let mine = Claim::new("mine", &["gpu-0"]).share("60Gi", "25").reserved_for(&[POD]);
+    node.site.api.put(&mine);
+    run.plugin.prepared(&mine, "before").await;
+    node.site.runs(4711, POD);
+    node.site.api.remove(&mine);
+    run.plugin.sweep().await.unwrap();
+    node.until_taints(0, &[WITHHELD]).await;
+    node.until_file().await;
+    run.end().await;
+    node.site.api.silent.store(true, Ordering::SeqCst);
+    let opener = Opener::of(&node.site, (195, 1));
+    let run = node.start().with_sweeper();
+    // Once this is known, the first sweep is over; and a later look.
+    node.until_taints(1, &[WITHHELD]).await;
+    drop(opener);
+    node.until_taints(1, &[]).await;
+    assert_eq!(node.taints(0), Some(vec![WITHHELD.to_owned()]));
+    node.site.api.silent.store(false, Ordering::SeqCst);
+    run.plugin.sweep().await.unwrap();
+    let is_found = |faults: &DeviceFaults| faults.iter().any(|one| one.words.contains("process 4711"));
+    run.until("what is found again", is_found).await;
     node.site.ends(4711);
     run.plugin.sweep().await.unwrap();
     node.until_taints(0, &[]).await;
