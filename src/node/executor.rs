@@ -360,7 +360,8 @@ impl Executor {
             self.mark_releasing(held, &record);
         }
         let same_boot = record.intent.boot == self.boot;
-        if same_boot && let Some(withheld) = self.held_still(&record, cause) {
+        let looked = if same_boot { self.held_still(&record, cause) } else { Ok(None) };
+        if let Ok(Some(withheld)) = looked {
             self.holders.withhold(&withheld);
             return Err(ReleaseError::Held(Box::new(withheld)));
         }
@@ -372,7 +373,11 @@ impl Executor {
         let undo_all = |steps: Vec<&Step>| -> Vec<String> {
             steps.into_iter().filter_map(|step| self.undo(step, key, same_boot).err()).collect()
         };
-        let usable = undo_all(edits);
+        let mut usable = undo_all(edits);
+        // Taken away only now: who got the devices until then was not looked for.
+        if usable.is_empty() {
+            usable.extend(looked.err());
+        }
         // A ready record without its mark would be kept by the next start.
         let is_marked = self.store.get(key).is_some_and(|record| record.phase != Phase::Ready);
         if usable.is_empty() && is_marked && !settings.is_empty() {
@@ -402,15 +407,16 @@ impl Executor {
         }
     }
 
-    /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none.
-    fn held_still(&self, record: &Record, cause: ReleaseCause) -> Option<Withheld> {
+    /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none. An error:
+    /// they cannot be, and nobody was looked for.
+    fn held_still(&self, record: &Record, cause: ReleaseCause) -> Result<Option<Withheld>, String> {
         if cause == ReleaseCause::Anew {
-            return None;
+            return Ok(None);
         }
         let removed = record.cdi_file().map(|file| self.host.remove(&self.cdi_dir.join(file)));
-        // Its undoing tells why, and the record stays because of it.
-        let Ok(in_use) = removed.unwrap_or(Ok(false)) else { return None };
-        self.holders.hold(record, cause, in_use, &self.watchers(&record.gpus()))
+        let in_use =
+            removed.unwrap_or(Ok(false)).map_err(|error| format!("removing container edits: {error}"))?;
+        Ok(self.holders.hold(record, cause, in_use, &self.watchers(&record.gpus())))
     }
 
     /// True if the claim's record is the one that was judged before its lanes were taken.

@@ -345,6 +345,32 @@ async fn a_gpu_that_a_strange_pod_has_open_is_held_by_that_pod() {
     }
 }
 
+/// The second try to remove them, in the same release, succeeds.
+#[tokio::test]
+async fn where_edits_are_not_removed_at_once_the_device_is_not_released_unseen() {
+    let mine = whole("mine");
+    for kubelet in [false, true] {
+        let site = with_pod(&mine).await;
+        site.api.remove(&mine);
+        site.api.put(&next());
+        let plugin = site.start_plugin();
+        let failed = std::sync::atomic::AtomicBool::new(false);
+        plugin.host.faults(move |_, verb| {
+            let fails = verb == Verb::Remove && !failed.swap(true, std::sync::atomic::Ordering::SeqCst);
+            fails.then_some(Fault::Fails(EIO))
+        });
+        match kubelet {
+            true => _ = plugin.unprepare(&mine).await,
+            false => _ = plugin.sweep().await,
+        }
+        plugin.refused(&next(), &["team/mine"]).await;
+        assert_eq!(plugin.sweep().await.unwrap(), withheld(), "kubelet: {kubelet}");
+        site.ends(PID);
+        plugin.sweep().await.unwrap();
+        plugin.prepared(&next(), "free").await;
+    }
+}
+
 /// A record of before pods were recorded, or of a claim that was reserved for none.
 /// A sweep that judged the claim before had to wait for the lane that kubelet's call held.
 #[tokio::test]
