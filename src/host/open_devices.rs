@@ -501,12 +501,13 @@ fn name(file: &Path) -> Option<&str> {
 }
 
 /// The process's container was given the capability `SYS_ADMIN` in the user namespace that we are in, the node's. The
-/// bounding set says so for as long as the process lives, and nobody can add to it (capabilities(7)).
+/// bounding set says so for as long as the process lives, and nobody can add to it there (capabilities(7)). Whoever goes to
+/// a user namespace of its own has all capabilities in it, and no way back: so the set is read first.
 fn may_administrate(process: &Path) -> bool {
     let Ok(own) = fs::read_link("/proc/self/ns/user") else { return false };
-    let is_of_node = fs::read_link(process.join("ns/user")).is_ok_and(|namespace| namespace == own);
-    let status = || fs::read(process.join("status")).unwrap_or_default();
-    is_of_node && has_sys_admin(&String::from_utf8_lossy(&status()))
+    let status = fs::read(process.join("status")).unwrap_or_default();
+    let is_of_node = || fs::read_link(process.join("ns/user")).is_ok_and(|namespace| namespace == own);
+    has_sys_admin(&String::from_utf8_lossy(&status)) && is_of_node()
 }
 
 /// By proc_pid_status(5).

@@ -548,6 +548,25 @@ fn files_without_number_cost_a_bounded_look_and_are_told() {
     assert_eq!((over.found().openers.len(), over.found().unfinished.len(), over.steps()), (0, 1, 0));
 }
 
+/// Whoever goes to a user namespace of its own has all capabilities there.
+#[test]
+fn a_process_that_leaves_the_nodes_user_namespace_meanwhile_may_not_administrate_the_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let (status, namespace) = (folder.path().join("status"), folder.path().join("ns/user"));
+    fs::create_dir(folder.path().join("ns")).unwrap();
+    symlink(fs::read_link("/proc/self/ns/user").unwrap(), &namespace).unwrap();
+    nix::unistd::mkfifo(&status, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let leaves = std::thread::spawn(move || {
+        // Opened once somebody reads it.
+        let mut status = OpenOptions::new().write(true).open(status).unwrap();
+        fs::remove_file(&namespace).unwrap();
+        symlink("user:[1]", &namespace).unwrap();
+        std::io::Write::write_all(&mut status, b"CapBnd:\t000001ffffffffff\n").unwrap();
+    });
+    assert!(!may_administrate(folder.path()));
+    leaves.join().unwrap();
+}
+
 /// What was found and looked through before a look was held up counts, and the pod that held it up comes last.
 #[test]
 fn a_look_goes_on_where_the_one_before_was_held_up() {
