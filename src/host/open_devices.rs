@@ -193,28 +193,41 @@ pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
                 Outcome::Partly => large.push((pod, pids)),
             }
         }
-        list_again(processes, look, had_ended);
+        let waiting = u32::try_from(had_ended.len()).unwrap_or(u32::MAX).max(1);
+        let each = match most {
+            FILES_FIRST => TIME_FIRST,
+            _ => look.until.saturating_duration_since(Instant::now()) / waiting,
+        };
+        let partly = list_again(processes, look, had_ended, each);
+        large.extend(look.pods.iter().filter(|(pod, _)| partly.contains(pod)).map(|(pod, pids)| (pod, pids)));
         pods = large;
     }
 }
 
-/// Looks at what pods have by now of which a process had ended: it may have left a device to another one.
-fn list_again(processes: &LocalProcesses, look: &FileLook, mut pods: BTreeMap<PodUid, Search<'_>>) {
-    let mut time: BTreeMap<_, _> = pods.keys().map(|pod| (pod.clone(), TIME_FIRST)).collect();
+/// Looks at what pods have by now of which a process had ended: it may have left a device to another one. Returns those that
+/// have more than could be looked at in that time, `each`.
+fn list_again(
+    processes: &LocalProcesses,
+    look: &FileLook,
+    mut pods: BTreeMap<PodUid, Search<'_>>,
+    each: Duration,
+) -> BTreeSet<PodUid> {
+    let mut time: BTreeMap<_, _> = pods.keys().map(|pod| (pod.clone(), each)).collect();
+    let mut partly = BTreeSet::new();
     for _ in 0..LISTINGS {
         if pods.is_empty() {
-            return;
+            break;
         }
         pods.values_mut().for_each(|search| search.has_ended = false);
-        let Ok(listed) = fs::read_dir(&processes.root) else { return };
+        let Ok(listed) = fs::read_dir(&processes.root) else { return partly };
         for entry in listed {
             let begun = Instant::now();
             if begun >= look.until {
-                return;
+                return partly;
             }
             look.step();
             // A listing that breaks off says nothing about anybody.
-            let Ok(entry) = entry else { return };
+            let Ok(entry) = entry else { return partly };
             let Some(pid) = name(&entry.path()).and_then(|name| name.parse().ok()) else { continue };
             let pod = match processes.owner(pid) {
                 Ok(Some(ProcessOwner::Pod { pod, .. })) => pod,
@@ -233,9 +246,13 @@ fn list_again(processes: &LocalProcesses, look: &FileLook, mut pods: BTreeMap<Po
                 false
             }
             Outcome::HadEnded => true,
-            Outcome::Partly => false,
+            Outcome::Partly => {
+                partly.insert(pod.clone());
+                false
+            }
         });
     }
+    partly
 }
 
 /// Through one pod.

@@ -548,6 +548,25 @@ fn files_without_number_cost_a_bounded_look_and_are_told() {
     assert_eq!((over.found().openers.len(), over.found().unfinished.len(), over.steps()), (0, 1, 0));
 }
 
+/// One that had ended let a pod's others count as looked through after a hundredth of the files that count.
+#[test]
+fn a_pod_of_which_a_process_has_ended_is_looked_through_as_far_as_others() {
+    let mut shown = Shown::new();
+    shown.pids = PidNamespace::Own;
+    let holding = Holding::file(File::open("/dev/null").unwrap());
+    let folder = shown.add(holding.0.id(), POD);
+    fs::remove_file(folder.join("fd")).unwrap();
+    fs::create_dir(folder.join("fd")).unwrap();
+    for number in 0..=FILES_FIRST {
+        symlink("/dev/null", folder.join(format!("fd/{number}"))).unwrap();
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    let ended = BTreeMap::from([(PodUid::new(POD), vec![u32::MAX])]);
+    let look = FileLook::new(ended, BTreeSet::from([FULL]), BTreeSet::new(), until);
+    look_at_files(&shown.processes(), &look);
+    assert_eq!(look.found(), OpenDevices::default());
+}
+
 /// Whoever goes to a user namespace of its own has all capabilities there.
 #[test]
 fn a_process_that_leaves_the_nodes_user_namespace_meanwhile_may_not_administrate_the_node() {
