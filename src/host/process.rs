@@ -24,6 +24,9 @@ use crate::model::process::ProcessKey;
 /// Inode of the first PID namespace, the one whose PIDs NVML tells (the kernel's `PROC_PID_INIT_INO`).
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
+/// The flag of a thread that is ending (the kernel's `linux/sched.h`).
+const PF_EXITING: u32 = 0x4;
+
 /// What is asked of the node's processes. Every verb blocks its thread, briefly.
 pub trait Processes: Send + Sync + 'static {
     /// When the process started; none if there is no such process, or only its remains.
@@ -136,11 +139,11 @@ impl LocalProcesses {
         self.started(pid).map_or(true, |started| started.is_some())
     }
 
-    fn has_first_ended(&self, pid: u32) -> io::Result<bool> {
-        Ok(self
-            .read(pid, "stat")?
-            .and_then(|stat| started(&stat))
-            .is_some_and(|(_, first_ended)| first_ended))
+    /// Its first thread has ended, or is ending: closing its files can take for as long as a file server wants.
+    fn is_first_ending(&self, pid: u32) -> io::Result<bool> {
+        let stat = self.read(pid, "stat")?;
+        let has_ended = |stat: &str| started(stat).is_some_and(|(_, first_ended)| first_ended);
+        Ok(stat.is_some_and(|stat| has_ended(&stat) || is_ending(&stat)))
     }
 
     /// The control groups of a process or thread, `folder`; none if it has ended.
@@ -207,8 +210,8 @@ impl Processes for LocalProcesses {
             Some(Groups::Named(text)) => text,
         };
         let owner = cgroup::owner(&text);
-        // In v1 a first thread that has ended is shown in no group, while the others go on in theirs.
-        if owner == ProcessOwner::Host && cgroup::is_at_a_root(&text) && self.has_first_ended(pid)? {
+        // In v1 a first thread that is ending, or has ended, is shown in no group, while the others go on in theirs.
+        if owner == ProcessOwner::Host && cgroup::is_at_a_root(&text) && self.is_first_ending(pid)? {
             return Ok(Some(self.owner_of_threads(pid)?));
         }
         Ok(Some(owner))
@@ -345,6 +348,13 @@ fn started(stat: &str) -> Option<(u64, bool)> {
     // Field 3 is read; 22 is the nineteenth from here.
     let started = fields.nth(18)?.parse().ok()?;
     Some((started, matches!(state, "Z" | "X" | "x")))
+}
+
+/// `PF_EXITING` in the flags of proc_pid_stat(5): field 9.
+fn is_ending(stat: &str) -> bool {
+    let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_ascii_whitespace());
+    let flags = fields.and_then(|mut fields| fields.nth(6)?.parse::<u32>().ok());
+    flags.is_some_and(|flags| flags & PF_EXITING != 0)
 }
 
 /// The first number of proc_uptime(5), seconds with two decimals, in clock ticks: a hundred a second, as Linux has them
@@ -529,6 +539,20 @@ mod tests {
         // Nor is it the host's where the others hide.
         hide(&of(4712));
         assert_eq!(by_pod(&processes), PodProcesses { untold: vec![4711], ..PodProcesses::default() });
+    }
+
+    /// Closing files of a server that does not answer, the first thread ends for as long as that wants.
+    #[test]
+    fn a_process_whose_first_thread_is_ending_is_still_its_pods() {
+        let (root, processes) = shown(4711, "D", "/", 2);
+        std::fs::write(root.path().join("4711/cgroup"), "8:pids:/\n1:name=systemd:/\n").unwrap();
+        let thread = format!("8:pids:/kubepods/pod{POD}/c\n");
+        std::fs::write(root.path().join("4711/task/4712/cgroup"), thread).unwrap();
+        assert_eq!(by_pod(&processes), PodProcesses::default(), "the host's own, such as one of the kernel");
+        let stat = "4711 (x) D 1 1 1 0 -1 4194564 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n";
+        std::fs::write(root.path().join("4711/stat"), stat).unwrap();
+        assert_eq!(by_pod(&processes), one());
+        assert!(!is_ending("4711 (x) D 1") && !is_ending(""));
     }
 
     #[test]
