@@ -6,7 +6,7 @@
 
 use super::cost::Meter;
 use super::eval::Trouble;
-use super::value::Value;
+use super::value::{Value, short};
 
 /// `text.charAt(place)`: a character; the empty text at the end.
 pub fn char_at<'a>(text: &str, place: i64, meter: &mut Meter) -> Result<Value<'a>, Trouble> {
@@ -181,6 +181,7 @@ pub fn format<'a>(text: &str, values: &[Value<'_>], meter: &mut Meter) -> Result
     let places = pieces.iter().filter(|piece| !matches!(piece, Piece::As(_))).count();
     if places != values.len() {
         let (given, expected) = (values.len(), places);
+        let text = short(text);
         return Err(format!("format {text:?} is given {given} values where {expected} are expected").into());
     }
     let length = |value: &Value<'_>| match value {
@@ -251,4 +252,19 @@ fn place<'a>(found: Option<usize>) -> Result<Value<'a>, Trouble> {
 
 fn outside(place: i64) -> Trouble {
     format!("place {place} is outside of the string").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_format_that_is_wrong_is_not_quoted_in_full() {
+        let long = "\u{1}".repeat(1 << 16);
+        let Err(trouble) = format(&long, &[Value::Null], &mut Meter::default()) else {
+            panic!("a value too many")
+        };
+        let words = format!("{trouble:?}");
+        assert!(words.contains("is given 1 values") && words.len() < 4096, "{} bytes", words.len());
+    }
 }
