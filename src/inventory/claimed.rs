@@ -61,9 +61,18 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
             gpu.mig = MigMode::Off;
             None
         }
-        MigMode::OnDemand(cut) if cut.switch != MigSwitch::Fixed && !wanted && made.is_empty() => {
+        MigMode::OnDemand(cut) if cut.switch.is_ours() && !wanted && made.is_empty() => {
             gpu.mig = MigMode::Off;
             None
+        }
+        MigMode::OnDemand(cut) if cut.switch == MigSwitch::OffByOthers && made.is_empty() => {
+            gpu.mig = MigMode::Off;
+            None
+        }
+        // A scheduler takes the counters of an allocated device for free once that device is not published any more.
+        MigMode::OnDemand(cut) if cut.switch == MigSwitch::OffByOthers => {
+            note_missing(cut, &before, &after);
+            Some(switched_off(&made))
         }
         MigMode::OnDemand(cut) if cut.switch == MigSwitch::Off && !shares.is_empty() => {
             gpu.mig = MigMode::Off;

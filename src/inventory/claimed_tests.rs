@@ -190,6 +190,33 @@ fn a_mode_that_is_switched_off_under_claims_is_told_and_takes_no_device_away() {
     }
 }
 
+#[test]
+fn places_of_claims_stay_published_on_a_board_that_its_administrator_switched_off() {
+    let off = || switchable(MigSwitch::OffByOthers, &[]);
+    for wanted in [true, false] {
+        let after = settled(off(), &around(&[made(0)]), wanted);
+        let Health::Changing(words) = &after.health else { panic!("{:?}", after.health) };
+        assert!(
+            words.contains("switched off while claims had MIG devices") && words.contains("team/made"),
+            "{words}"
+        );
+        assert_eq!(after.missing().iter().map(|one| one.place).collect::<Vec<_>>(), [at(0)]);
+        let names = |gpu: &Gpu| gpu.devices().iter().map(|one| one.name()).collect::<Vec<_>>();
+        assert_eq!(names(&after), names(&board(&[])));
+        assert!(!after.is_whole_or_cut(), "nobody gets the whole board meanwhile");
+        // About to be made when the mode went off: nothing is made, and nothing else may come there.
+        let planned = claimed("made", ClaimedPart::Made { place: at(0), device: None });
+        let after = settled(off(), &around(&[planned]), wanted);
+        assert!(matches!(after.health, Health::Changing(_)) && after.missing().is_empty());
+        // Whole, and in shares, once no claim has a part of it.
+        let share = around(&[claimed("share", ClaimedPart::Share)]);
+        for none in [ClaimedAround::default(), share] {
+            let after = settled(off(), &none, wanted);
+            assert_eq!((after.mig, after.health), (MigMode::Off, Health::Healthy));
+        }
+    }
+}
+
 /// Whoever it is then counted as: the claims' devices are gone, and what is in their places is somebody else's.
 #[test]
 fn a_mode_that_is_switched_off_and_on_again_under_claims_is_told_to_each_of_them() {

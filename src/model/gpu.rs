@@ -86,11 +86,22 @@ pub enum MigSwitch {
     Off,
     /// Ours, and on.
     On,
+    /// An administrator's, who has switched it off: the board is whole once no claim has a MIG device of it.
+    OffByOthers,
 }
 
 impl MigSwitch {
     fn is_fixed(&self) -> bool {
         *self == Self::Fixed
+    }
+
+    /// True if the mode is switched for claims.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Off | Self::On)
+    }
+
+    pub fn is_off(self) -> bool {
+        matches!(self, Self::Off | Self::OffByOthers)
     }
 }
 
@@ -269,7 +280,7 @@ impl Gpu {
 
     /// True of a board that is given whole or cut, whichever is asked for first: its MIG mode is ours to switch.
     pub fn is_whole_or_cut(&self) -> bool {
-        matches!(&self.mig, MigMode::OnDemand(cut) if cut.switch != MigSwitch::Fixed)
+        matches!(&self.mig, MigMode::OnDemand(cut) if cut.switch.is_ours())
     }
 
     /// MIG devices that somebody ended under their claims.

@@ -27,7 +27,7 @@ use crate::host::{Durability, Host, durable};
 use crate::inventory::Inventory;
 use crate::ledger::{HoldMode, Intent, Step};
 use crate::model::error_chain;
-use crate::model::gpu::{Gpu, MigMode, MigSwitch, NodeGpus};
+use crate::model::gpu::{Gpu, MigMode, NodeGpus};
 use crate::model::names::{BootId, DeviceUuid};
 use crate::nvml::{MigError, ModeError};
 
@@ -299,7 +299,7 @@ fn is_seen_off(seen: &Inventory, gpu: &DeviceUuid) -> bool {
     let Inventory::Found(gpus) = seen else { return false };
     let is_off = |board: &Gpu| match &board.mig {
         MigMode::Off => true,
-        MigMode::OnDemand(cut) => cut.switch == MigSwitch::Off,
+        MigMode::OnDemand(cut) => cut.switch.is_off(),
         MigMode::On(_) => false,
     };
     gpus.gpus.iter().filter(|board| board.uuid == *gpu).any(is_off)

@@ -161,10 +161,16 @@ impl<'a> Session<'a> {
                 gpu.mig = MigMode::Off;
             }
         }
-        if self.switches && gpu.mig == MigMode::Off && is_switched_at_once(&gpu) {
-            let places = PossibleMig::all(&gpu.uuid, &carve::possible(self, &gpu.uuid, left_out)?);
+        if gpu.mig == MigMode::Off {
+            let (switch, profiles) = if self.switches && is_switched_at_once(&gpu) {
+                (MigSwitch::Off, carve::possible(self, &gpu.uuid, left_out)?)
+            } else {
+                // For claims that have MIG devices of before, if there are any: nothing else comes of it.
+                let profiles = carve::possible(self, &gpu.uuid, &mut Vec::new());
+                (MigSwitch::OffByOthers, profiles.unwrap_or_default())
+            };
+            let places = PossibleMig::all(&gpu.uuid, &profiles);
             if !places.is_empty() {
-                let switch = MigSwitch::Off;
                 gpu.mig = MigMode::OnDemand(OnDemand { switch, places, ..OnDemand::default() });
             }
         }

@@ -379,7 +379,7 @@ fn a_mode_that_waits_for_a_reset_is_taken_back() {
 }
 
 #[test]
-fn a_whole_board_says_what_it_could_be_cut_into_where_its_mode_can_be_switched_at_once() {
+fn a_whole_board_says_what_it_could_be_cut_into_and_whose_its_mode_is() {
     let look = |profile: &str, switches: bool, faults: Value| {
         let gpus = json!({"0": {"uuid": "GPU-one"}});
         let node = Node::with(json!({"profile": profile, "count": 1, "gpus": gpus, "faults": faults}));
@@ -387,19 +387,21 @@ fn a_whole_board_says_what_it_could_be_cut_into_where_its_mode_can_be_switched_a
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(nvml.look(Load::Keep)).unwrap()
     };
-    for (profile, places) in [("h100", 25), ("h200", 25), ("rtx-pro-6000", 30)] {
-        let found = look(profile, true, json!({}));
+    // Without our switching it, and on Ampere, which waits for a reset, the mode is its administrator's.
+    for (profile, switches, switch, places) in [
+        ("h100", true, MigSwitch::Off, 25),
+        ("h200", true, MigSwitch::Off, 25),
+        ("rtx-pro-6000", true, MigSwitch::Off, 30),
+        ("h100", false, MigSwitch::OffByOthers, 25),
+        ("a100-80gb", true, MigSwitch::OffByOthers, 25),
+        ("a30", true, MigSwitch::OffByOthers, 11),
+    ] {
+        let found = look(profile, switches, json!({}));
         let MigMode::OnDemand(cut) = &found.gpus.gpus[0].mig else { panic!("{profile}: {:?}", found.gpus) };
-        assert_eq!(
-            (cut.switch, cut.places.len(), cut.foreign.len()),
-            (MigSwitch::Off, places, 0),
-            "{profile}"
-        );
-        assert_eq!(look(profile, false, json!({})).gpus.gpus[0].mig, MigMode::Off, "not asked for");
+        assert_eq!((cut.switch, cut.places.len(), cut.foreign.len()), (switch, places, 0), "{profile}");
     }
-    // Ampere waits for a reset; the others cannot be cut.
-    for profile in ["a100-80gb", "a30", "t4", "l40s"] {
-        assert_eq!(look(profile, true, json!({})).gpus.gpus[0].mig, MigMode::Off, "{profile}");
+    for profile in ["t4", "l40s"] {
+        assert_eq!(look(profile, true, json!({})).gpus.gpus[0].mig, MigMode::Off, "{profile} cannot be cut");
     }
     let call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2";
     let older = look("h100", true, json!({call: {"return": "FUNCTION_NOT_FOUND"}}));
@@ -407,4 +409,7 @@ fn a_whole_board_says_what_it_could_be_cut_into_where_its_mode_can_be_switched_a
     // What is not known is not taken for a GPU that is shared.
     let failed = look("h100", true, json!({call: {"return": "UNKNOWN"}}));
     assert_eq!((failed.gpus.gpus.len(), failed.failed.len()), (0, 1), "{failed:?}");
+    // A board that its administrator has switched off is shared whatever it says of MIG.
+    let whole = look("h100", false, json!({call: {"return": "UNKNOWN"}}));
+    assert_eq!(whole.gpus.gpus[0].mig, MigMode::Off);
 }
