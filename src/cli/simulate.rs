@@ -2,15 +2,17 @@
 //! "Beware of Fragmentation" (USENIX ATC 2023) did: pods in random order until so much of the cluster's GPUs is
 //! requested, none leaves, and what counts is how much of the GPUs is allocated in the end.
 //!
-//! files ([`trace`]) → runs ([`replay`], [`baseline`] for what a scheduler without scores for devices does)
+//! files ([`trace`], [`profiles`], read by [`rows`]) → runs ([`replay`], [`baseline`] for what a scheduler without scores for devices does)
 //! → [`report`], beside the [`paper`]'s figures, and [`plot`]
 
 mod baseline;
 mod bench;
 mod paper;
 mod plot;
+pub mod profiles;
 mod replay;
 mod report;
+mod rows;
 #[cfg(test)]
 mod tests;
 pub mod trace;
@@ -23,19 +25,25 @@ use clap::{Args, ValueEnum};
 
 use super::reading::{cause, unreadable};
 use super::{Usage, output};
+use profiles::Profiles;
 use replay::{Scheduler, Series};
 use report::Report;
 use trace::Trace;
 
 #[derive(Debug, Clone, Args)]
 pub struct SimulateArgs {
-    /// The cluster's nodes: CSV with the columns sn, cpu_milli, memory_mib, gpu, model.
+    /// The cluster's nodes: CSV with the columns sn, cpu_milli, memory_mib, gpu, model, and mig_gpus if some of the
+    /// GPUs are cut into MIG devices on demand.
     #[arg(long, value_name = "FILE", required_unless_present = "bench")]
     pub nodes: Option<PathBuf>,
-    /// The pods: CSV with the columns name, cpu_milli, memory_mib, num_gpu, gpu_milli, and gpu_spec if GPUs
-    /// are chosen by model.
+    /// The pods: CSV with the columns name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec if GPUs are
+    /// chosen by model, and isolation (mig, or nothing) if some ask for MIG devices.
     #[arg(long, value_name = "FILE", required_unless_present = "bench")]
     pub pods: Option<PathBuf>,
+    /// What GPUs can be cut into: CSV with the columns model, profile, compute_slices, memory_mib,
+    /// memory_slices, fit, starts.
+    #[arg(long, value_name = "FILE")]
+    pub mig_profiles: Option<PathBuf>,
     /// Until how much of the cluster's GPUs is requested: 1 is all of them.
     #[arg(long, default_value_t = 1.3)]
     pub load: f64,
@@ -123,9 +131,16 @@ fn read(args: &SimulateArgs) -> anyhow::Result<Trace> {
     let (Some(nodes), Some(pods)) = (&args.nodes, &args.pods) else {
         return Err(Usage("--nodes and --pods are needed".to_owned()).into());
     };
+    let profiles = match &args.mig_profiles {
+        None => Profiles::default(),
+        Some(path) => {
+            let (name, text) = text(path)?;
+            Profiles::read(&name, &text).map_err(|bad| Usage(bad.to_string()))?
+        }
+    };
     let ((nodes_name, nodes), (pods_name, pods)) = (text(nodes)?, text(pods)?);
     let trace = Trace {
-        nodes: trace::nodes(&nodes_name, &nodes).map_err(|bad| Usage(bad.to_string()))?,
+        nodes: trace::nodes(&nodes_name, &nodes, &profiles).map_err(|bad| Usage(bad.to_string()))?,
         pods: trace::pods(&pods_name, &pods).map_err(|bad| Usage(bad.to_string()))?,
     };
     if trace.capacity_milli() == 0 {

@@ -39,11 +39,14 @@ async fn carve(cluster: &TestCluster) {
 /// A template for one MIG device of the board.
 async fn ask_for(cluster: &TestCluster, name: &str, profile: &str) {
     let board = cluster.attribute(NODE, &format!("gpu-{BOARD}-mig-7g80gb-0-0"), "parentUUID").await;
+    cluster.create(template(name, json!({"requests": [of_profile(&board, profile)]}))).await;
+}
+
+/// A request for one MIG device of that profile, of the board with that UUID.
+fn of_profile(board: &str, profile: &str) -> Value {
     let own = "device.attributes['gpu.nvidia.com']";
     let is = format!("{own}.profile == '{profile}' && {own}.parentUUID == '{board}'");
-    let request = json!({"name": "gpu", "exactly":
-        {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": is}}]}});
-    cluster.create(template(name, json!({"requests": [request]}))).await;
+    json!({"name": "gpu", "exactly": {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": is}}]}})
 }
 
 /// GPU instances that are on the board: their first memory slices.
@@ -372,6 +375,47 @@ async fn a_board_that_is_not_to_be_carved_any_more_is_until_its_last_pod_has_gon
     cluster.fake(NODE, &["event", BOARD, "mig-config"]);
     let anew = || async { of_board(&cluster).await.is_empty().then_some(()) };
     wait_until("the board to be published as it is: in MIG mode, without devices", PATIENCE, anew).await;
+    drop(undo);
+    cluster.end().await;
+}
+
+/// What an administrator made by hand before.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_board_that_comes_to_be_carved_is_once_claims_of_before_have_gone() {
+    let cluster =
+        TestCluster::of_env("a_board_that_comes_to_be_carved_is_once_claims_of_before_have_gone").await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    cluster.fake(NODE, &["set-mig", BOARD, "1g.10gb"]);
+    cluster.fake(NODE, &["event", BOARD, "mig-config"]);
+    let by_hand = || async {
+        let devices = of_board(&cluster).await;
+        matches!(&devices[..], [one] if one.name.starts_with(&format!("gpu-{BOARD}-mig-")))
+            .then(|| devices[0].name.clone())
+    };
+    let device = wait_until("the MIG device that was made by hand", PATIENCE, by_hand).await;
+    let board = cluster.attribute(NODE, &device, "parentUUID").await;
+    for (name, profile) in [("theirs", "1g.10gb"), ("two", "2g.20gb")] {
+        cluster.create(template(name, json!({"requests": [of_profile(&board, profile)]}))).await;
+    }
+    cluster.create(on(NODE, by_template("theirs", "p"))).await;
+    cluster.wait_ready("p").await;
+    let before = made(&cluster);
+    settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}")]).await;
+    let drained = || async { of_board(&cluster).await.iter().all(is_drained).then_some(()) };
+    wait_until("the MIG device to be drained", PATIENCE, drained).await;
+    let plugin = cluster.plugin(NODE).await.metadata.name.unwrap();
+    let said = cluster.rig.kubectl(&["-n", SYSTEM, "exec", &plugin, "--", "tranche", "inspect"]);
+    let why = format!("claims have MIG devices of before: {}/p", cluster.namespace);
+    assert!(said.contains(&why), "{said}");
+    cluster.create(on(NODE, by_template("two", "late"))).await;
+    println!("until it is carved: {}", wait_unschedulable(&cluster, "late").await);
+    assert_eq!(made(&cluster), before, "the pod has its device, and nothing is made beside it");
+    cluster.delete("p").await;
+    cluster.wait_ready("late").await;
+    assert_eq!(made(&cluster).len(), 2, "what was made by hand stays");
+    cluster.delete("late").await;
+    wait_made(&cluster, "what was made for the pod to be gone", |starts| starts == before).await;
     drop(undo);
     cluster.end().await;
 }

@@ -349,3 +349,37 @@ async fn a_board_that_is_not_to_be_cut_any_more_takes_no_new_claim_of_the_contro
     drop(undo);
     cluster.end().await;
 }
+
+/// Shares first: the GPU is cut once they have gone.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_board_that_comes_to_be_cut_is_once_its_shares_have_gone() {
+    let cluster = TestCluster::of_env("a_board_that_comes_to_be_cut_is_once_its_shares_have_gone").await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    let uuid = cluster.attribute(NODE, &format!("gpu-{BOARD}"), "uuid").await;
+    let request = json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}});
+    let devices = json!({"requests": [of_gpu(&uuid, request)],
+        "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "2000Mi"}))});
+    cluster.create(claim("share", devices)).await;
+    cluster.create(as_nobody(user_of("share", "share"))).await;
+    cluster.wait_ready("share").await;
+    settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
+    let why = format!("claims have shares of before: {}/share", cluster.namespace);
+    let said = || async {
+        let plugin = cluster.plugin(NODE).await.metadata.name?;
+        let inspect = ["-n", SYSTEM, "exec", plugin.as_str(), "--", "tranche", "inspect"];
+        let said = cluster.rig.attempt(&[&["kubectl"], &inspect[..]].concat()).ok()?;
+        said.contains(&why).then_some(())
+    };
+    wait_until("the plugin to say what the GPU waits for", PATIENCE, said).await;
+    ask_for(&cluster, "late", json!({"memory": "9000Mi"})).await;
+    wait_told(&cluster, "late", "no GPU of the cluster is set to be cut into MIG devices on demand").await;
+    assert!(made(&cluster).is_empty() && !cluster.is_switched_on(NODE, BOARD), "the share has its GPU");
+    cluster.delete("share").await;
+    cluster.wait_ready("late").await;
+    assert_eq!(made(&cluster).len(), 1);
+    cluster.delete("late").await;
+    wait_made(&cluster, "the board to be empty", 0).await;
+    drop(undo);
+    cluster.end().await;
+}

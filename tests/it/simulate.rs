@@ -71,3 +71,38 @@ fn one_policy_and_its_seeds_can_be_named_and_a_mistake_is_told() {
         "{words}"
     );
 }
+
+/// The files as docs/controller.md has them.
+#[test]
+fn gpus_are_cut_as_a_file_of_profiles_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/controller.md")).unwrap();
+    let example = |header: &str| {
+        let from = page.find(header).unwrap_or_else(|| panic!("docs/controller.md has no {header}"));
+        let lines = page[from..].lines().map(str::trim).take_while(|line| !line.is_empty() && *line != "```");
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for (name, header) in
+        [("nodes.csv", "sn,cpu_milli,"), ("pods.csv", "name,cpu_milli,"), ("profiles.csv", "model,profile,")]
+    {
+        fs::write(folder.path().join(name), example(header)).unwrap();
+    }
+    let run = |more: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_tranche"))
+            .args(["simulate", "--nodes", "nodes.csv", "--pods", "pods.csv", "--load", "1", "--json"])
+            .args(more)
+            .current_dir(folder.path())
+            .env_clear()
+            .output()
+            .unwrap()
+    };
+    for one in objects(&run(&["--mig-profiles", "profiles.csv"])) {
+        assert!(one["allocated_percent"].as_f64().unwrap() > 50.0, "{one}");
+    }
+    let refused = run(&[]);
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && words.contains("field mig_gpus: --mig-profiles does not say"),
+        "{words}"
+    );
+}

@@ -3,7 +3,7 @@
 //! taken. Left out: taints, topology, images, and the random choice among equal nodes (the first is taken).
 
 use super::trace::{MILLI, Pod};
-use crate::allocate::{Index, NodeView, Placement};
+use crate::allocate::{GpuView, Index, NodeView, Placement, Want};
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 
@@ -30,7 +30,11 @@ fn rate(node: &NodeView<'_>, pod: &Pod) -> Option<u64> {
     let (memory, free_memory) = node.memory();
     let left = (free_cpu.checked_sub(pod.shape.cpu_milli)?, free_memory.0.checked_sub(pod.shape.memory.0)?);
     let need = Bytes::from_mib(pod.gpu_milli.min(MILLI));
-    let gpus = node.gpus().filter(|gpu| gpu.memory().1 >= need).take(pod.shape.gpus() as usize).count();
+    let is_mig = pod.shape.wants.iter().any(Want::is_mig);
+    // What fits on a GPU that is cut, its profiles say.
+    let suits =
+        |gpu: &GpuView<'_>| if is_mig { gpu.is_cut() } else { !gpu.is_cut() && gpu.memory().1 >= need };
+    let gpus = node.gpus().filter(suits).take(pod.shape.gpus() as usize).count();
     if gpus < pod.shape.gpus() as usize {
         return None;
     }

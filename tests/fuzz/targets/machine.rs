@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use tranche::cdi::CdiNodes;
+use tranche::cli::simulate::profiles::Profiles;
 use tranche::cli::simulate::trace;
 use tranche::cli::top::used::Uses;
 use tranche::cli::{manifest, reading};
@@ -306,7 +307,9 @@ fn lines(input: &[u8]) {
 
 fn tables(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
-    let _ = trace::nodes("nodes.csv", &text).map_err(|error| error.to_string());
+    let profiles =
+        Profiles::read("profiles.csv", &text).map_err(|error| error.to_string()).unwrap_or_default();
+    let _ = trace::nodes("nodes.csv", &text, &profiles).map_err(|error| error.to_string());
     let _ = trace::pods("pods.csv", &text).map(|pods| pods.iter().map(trace::Pod::milli).max());
 }
 
