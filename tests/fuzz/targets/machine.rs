@@ -53,6 +53,9 @@ pub fn targets() -> Vec<Target> {
                     "devices\nCharacter devices:\n195 nvidia\n195 nvidiactl\n235 nvidia-caps\n511 nvidia-uvm\n\nBlock devices:\n8 sd",
                     "boot_id\n6f1c0f2e-8d0a-4d1a-9d59-1f2b3c4d5e6f\n",
                     "mig-minors\nconfig 1\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13",
+                    "maps\n204a00000-204c00000 rw-s 204a00000 00:06 144                        /dev/nvidia-uvm\n\
+                     7f0000000000-7f0040000000 rw-s 00000000 00:06 145                     /tmp/a b (deleted)\n\
+                     7ffd1000-7ffd2000 rw-p 00000000 00:00 0                          [stack]\n",
                 ])
             },
             words: &[
@@ -67,6 +70,9 @@ pub fn targets() -> Vec<Target> {
                 "-",
                 "gpu0/gi1/access",
                 "DeviceFileMinor: ",
+                " rw-s ",
+                "-ffffffffffffffff ",
+                " /dev/nvidia-uvm\n",
             ],
             form: Form::Text,
             limits: Limits { millis: 1000, ..Limits::PARSER },
@@ -168,6 +174,8 @@ pub fn targets() -> Vec<Target> {
                 texts(&[
                     "sn,cpu_milli,memory_mib,gpu,model\nn1,96000,786432,8,A100\nn2,64000,262144,0,\n",
                     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np1,4000,8192,1,460,V100|T4\np2,100,1,8,1000,\n",
+                    "sn,cpu_milli,memory_mib,gpu,model,mig_gpus\nn1,96000,786432,8,A100,2\n",
+                    "model,profile,compute_slices,memory_mib,memory_slices,fit,starts\nA100,1g.10gb,1,9728,1,7,0|1|2\n",
                 ])
             },
             words: &[",", "\n", "sn", "gpu_milli", "num_gpu", "64", "65", "1000", "999", "|", "\r\n"],
@@ -237,6 +245,7 @@ fn files_of_proc(input: &[u8]) {
     let path = match file {
         b"stat" => "7/stat",
         b"cgroup" => "7/cgroup",
+        b"maps" => "7/maps",
         b"devices" => "devices",
         b"mig-minors" => "driver/nvidia-caps/mig-minors",
         b"access" => "driver/nvidia/capabilities/gpu0/mig/gi1/access",
@@ -245,18 +254,24 @@ fn files_of_proc(input: &[u8]) {
     let path = root.join(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, content).unwrap();
+    if path.ends_with("maps") {
+        // So that mappings of other files are looked at, too.
+        fs::write(root.join("devices"), "Character devices:\n511 nvidia-uvm\n").unwrap();
+    }
     ready();
     let processes = LocalProcesses { root: root.clone(), nvml_pids: PidNamespace::Own };
     let _ = (
         processes.started(7),
         processes.owner(7),
         processes.uses_gpu(7),
+        processes.managed_memory(7),
         boot::boot_id(&root.join("boot_id")),
     );
     let view = RootView::new(root.join("empty"), "/");
     let nodes = CdiNodes::Mig { parent_minor: 0, gpu_instance: 1, compute_instance: 0 };
     let _ = look(&DevRoot { view, proc: root.clone() }, &[nodes]).map_err(|error| error.to_string());
     fs::remove_file(PathBuf::from(&path)).unwrap();
+    _ = fs::remove_file(root.join("devices"));
 }
 
 /// What a node plugin, or whoever answers in its place, tells `tranche top`.
