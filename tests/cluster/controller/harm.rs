@@ -54,18 +54,19 @@ async fn shares_of_a_gpu_that_is_lost_come_up_on_another() {
     cluster.end().await;
 }
 
-/// An allocation that somebody wrote by hand, of a claim of this class, with a grant of this source and amount.
+/// An allocation that somebody wrote by hand, of a claim of this class, with a grant of this source, so much memory and so
+/// many client slots.
 async fn forge(
     cluster: &TestCluster,
     (node, device): (&str, &str),
     (class, source): (&str, &str),
-    memory: &str,
+    (memory, slots): (&str, u32),
 ) {
     let published = cluster.published(node).await.into_iter().find(|one| one.name == device);
     let attributes = published.expect("the GPU is published").attributes;
     let uuid = attributes.and_then(|all| all.get("uuid")?.string.clone()).expect("it has a UUID");
     let grant = json!({"devices": [
-        {"device": device, "gpu": uuid, "memory": memory, "slots": 1, "isolation": "mps"}]});
+        {"device": device, "gpu": uuid, "memory": memory, "slots": slots, "isolation": "mps"}]});
     let mut config = parameters("tranche.dev/v1alpha1", "ShareGrant", grant);
     config[0]["source"] = json!(source);
     let mut status = allocation(node, device);
@@ -102,12 +103,14 @@ async fn allocations_that_somebody_forged_are_shown_and_nothing_is_placed_beside
     // GPU. In one of ours it counts, and the sum is more than there is.
     let whole = format!("{all}Mi");
     let forged = [
-        (("gpu.nvidia.com", "FromClaim"), "1Gi"),
-        (("gpu.nvidia.com", "FromClass"), "1Gi"),
-        ((CLASS, "FromClass"), whole.as_str()),
+        (("gpu.nvidia.com", "FromClaim"), ("1Gi", 1)),
+        (("gpu.nvidia.com", "FromClass"), ("1Gi", 1)),
+        ((CLASS, "FromClass"), (whole.as_str(), 1)),
+        // With the slots of the pod that runs, the sum is beyond what a number of 32 bits holds.
+        ((CLASS, "FromClass"), ("1Gi", u32::MAX)),
     ];
-    for (nth, (how, memory)) in forged.into_iter().enumerate() {
-        forge(&cluster, (&node, &device), how, memory).await;
+    for (nth, (how, amount)) in forged.into_iter().enumerate() {
+        forge(&cluster, (&node, &device), how, amount).await;
         wait_metric(&cluster, OVERCOMMITTED, 1.0).await;
         let next = format!("next-{nth}");
         create_hollow(&cluster, &next, share(json!({"memory": "4Gi"})), |_| {}).await;
