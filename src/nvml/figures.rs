@@ -4,7 +4,9 @@
 //! How busy a process is comes from samples that the driver takes by itself. NVML gives those that are newer than the
 //! newest that the caller has seen, and answers NOT_FOUND where nobody worked since. The first question after the library
 //! was loaded only finds out which sample is the newest: what is older may be of long before.
-//! Of MPS clients NVML tells nothing: their work is their server's. MIG devices have no samples of this kind.
+//! Of MPS clients NVML tells nothing: their work is their server's. MIG devices have no samples of this kind; how busy a
+//! GPU instance is, all of its processes together, is between two samples of GPU performance monitoring (GPM), which Hopper
+//! and newer have. The first question takes the first of them.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +14,9 @@ use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::error::NvmlError as Code;
 use nvml_wrapper::{Device, Nvml};
 
-use super::raw;
 use super::worker::Progress;
 use super::{NvmlError, convert};
+use super::{raw, raw_gpm};
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
 
@@ -23,7 +25,7 @@ use crate::model::quantity::Bytes;
 pub enum Subject {
     /// A whole board, in MIG mode or not.
     Board(DeviceUuid),
-    /// A MIG device, which has memory, and nothing else of its own.
+    /// A MIG device, which has memory, and may tell how busy it is.
     Mig(DeviceUuid),
 }
 
@@ -74,7 +76,7 @@ pub struct Figures {
     pub power_milliwatts: Option<u32>,
     pub sm_clock_megahertz: Option<u32>,
     pub memory_clock_megahertz: Option<u32>,
-    /// The part of the time in which a kernel of anybody ran, in percent.
+    /// The part of the time in which a kernel of anybody ran, in percent. Of a MIG device, if it is all of its GPU instance.
     pub busy_percent: Option<u32>,
     pub processes: ProcessActivity,
     pub identity: DeviceIdentity,
@@ -90,14 +92,26 @@ pub(super) struct Sample {
 }
 
 /// What is remembered of a device between two questions.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Memo {
     /// Stamp of the newest sample that was seen; none before the first answer.
     newest: Option<u64>,
     identity: Option<DeviceIdentity>,
+    gpm: Gpm,
 }
 
-/// Reads all figures of one device, with at most seven calls (ten the first time). A figure that cannot be read is absent.
+/// What is known of the performance monitoring of a MIG device.
+#[derive(Default)]
+enum Gpm {
+    #[default]
+    NotAsked,
+    /// The board has none, or the device is a part of its GPU instance, for which alone there are samples.
+    None,
+    /// The last sample of this GPU instance; none if it could not be taken.
+    Of { gpu_instance: u32, last: Option<raw_gpm::GpmSample> },
+}
+
+/// Reads all figures of one device, with at most seven calls (eleven the first time). A figure that cannot be read is absent.
 ///
 /// # Errors
 /// Only those after which the library must be loaded anew.
@@ -121,7 +135,9 @@ pub(super) fn read(
         None => memo.identity.insert(ask.identity(subject)?).clone(),
     };
     if let Subject::Mig(_) = subject {
-        return Ok(Figures { memory, identity, ..Figures::default() });
+        let busy = ask.instance(nvml, &mut memo.gpm)?;
+        let busy_percent = busy.map(|percent| percent.round() as u32);
+        return Ok(Figures { memory, identity, busy_percent, ..Figures::default() });
     }
     Ok(Figures {
         memory,
@@ -176,6 +192,37 @@ impl Asking<'_> {
                     .map(|pci| pci.bus_id),
                 gpu_instance: None,
             },
+        })
+    }
+
+    /// How busy the GPU instance of a MIG device was since the last question, in percent; none where that is not known.
+    fn instance(&self, nvml: &Nvml, gpm: &mut Gpm) -> Result<Option<f64>, NvmlError> {
+        let parent = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle";
+        let Some(board) = self.optional(parent, |_| self.device.mig_parent_device())? else {
+            return Ok(None);
+        };
+        let board = Asking { device: &board, progress: self.progress };
+        if let Gpm::NotAsked = gpm {
+            *gpm = self.monitored(&board)?;
+        }
+        let Gpm::Of { gpu_instance, last } = gpm else { return Ok(None) };
+        let id = *gpu_instance;
+        let before = last.take();
+        *last = board.optional("nvmlGpmMigSampleGet", |device| raw_gpm::sample(device, id))?;
+        let (Some(before), Some(now)) = (&before, &*last) else { return Ok(None) };
+        let between = board.optional("nvmlGpmMetricsGet", |_| raw_gpm::busy_percent(nvml, before, now))?;
+        Ok(between.flatten())
+    }
+
+    fn monitored(&self, board: &Asking<'_>) -> Result<Gpm, NvmlError> {
+        let attributes = self.optional("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
+        let is_all = attributes
+            .is_some_and(|slices| slices.compute_instance_slice_count == slices.gpu_instance_slice_count);
+        let is_supported = board.optional("nvmlGpmQueryDeviceSupport", raw_gpm::is_supported)?;
+        let id = self.optional("nvmlDeviceGetGpuInstanceId", raw::gpu_instance_id)?;
+        Ok(match id.filter(|_| is_all && is_supported == Some(true)) {
+            Some(gpu_instance) => Gpm::Of { gpu_instance, last: None },
+            None => Gpm::None,
         })
     }
 

@@ -9,7 +9,7 @@
 //! * [`DeviceFiles`]: reports changes of device files and of the library
 //! * [`MigInstances`], [`MigCarver`]: MIG instances made and ended, and MIG modes switched (`mode`), a thread for each board
 //! * `worker`: threads and their deadlines; `thread`, `look`, `mig`, `events`: the looks and the events
-//! * `raw`, `raw_mig`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
+//! * `raw`, `raw_mig`, `raw_gpm`: the calls that nvml-wrapper lacks or gets wrong; the only unsafe code
 //! * `library`, `sysfs`: files; `convert`: NVML's values as those of the model
 //!
 //! May import: model, inventory (for the shape of a look). May name: nvml-wrapper, nvml-wrapper-sys
@@ -26,6 +26,7 @@ mod mig;
 mod mode;
 mod processes;
 mod raw;
+mod raw_gpm;
 mod raw_mig;
 mod sysfs;
 mod thread;

@@ -11,7 +11,7 @@ use tranche::model::gpu::{MigMode, MigSwitch, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
 use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
-use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances, ModeError};
+use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances, ModeError, ProcessWatch, Subject};
 
 use crate::nvml::Node;
 
@@ -394,7 +394,7 @@ fn a_whole_board_says_what_it_could_be_cut_into_and_whose_its_mode_is() {
         ("rtx-pro-6000", true, MigSwitch::Off, 30),
         ("h100", false, MigSwitch::OffByOthers, 25),
         ("a100-80gb", true, MigSwitch::OffByOthers, 25),
-        ("a30", true, MigSwitch::OffByOthers, 11),
+        ("a30", true, MigSwitch::OffByOthers, 13),
     ] {
         let found = look(profile, switches, json!({}));
         let MigMode::OnDemand(cut) = &found.gpus.gpus[0].mig else { panic!("{profile}: {:?}", found.gpus) };
@@ -412,4 +412,47 @@ fn a_whole_board_says_what_it_could_be_cut_into_and_whose_its_mode_is() {
     // A board that its administrator has switched off is shared whatever it says of MIG.
     let whole = look("h100", false, json!({call: {"return": "UNKNOWN"}}));
     assert_eq!(whole.gpus.gpus[0].mig, MigMode::Off);
+}
+
+/// Between two questions, as GPU performance monitoring has it.
+#[test]
+fn how_busy_a_mig_device_is_is_told_where_there_are_samples_of_it_alone() {
+    let told = |profile: &str, instances: Value, more: Value| {
+        let at =
+            |gi: u64, busy: u64| json!({"pid": 4_000_000 + gi, "used_mib": 10, "gi": gi, "sm_util": busy});
+        let with = |processes: Value| {
+            let gpu = json!({"uuid": "GPU-one", "mig": {"instances": instances}, "processes": processes});
+            let mut control = json!({"profile": profile, "count": 1, "gpus": {"0": gpu}});
+            control.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            control
+        };
+        let node = Node::with(with(json!([])));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let found = runtime.block_on(node.nvml().look(Load::Keep)).unwrap().gpus;
+        let MigMode::On(devices) = &found.gpus[0].mig else { panic!("no MIG devices: {found:?}") };
+        let subjects: Vec<Subject> = devices.iter().map(|mig| Subject::Mig(mig.uuid.clone())).collect();
+        let (first, last) = (devices[0].gpu_instance, devices[devices.len() - 1].gpu_instance);
+        let watch = ProcessWatch::new(node.path("root").into(), DEADLINE);
+        let ask = || {
+            let figures = runtime.block_on(watch.figures(subjects.clone())).unwrap();
+            figures.into_iter().map(|(_, figures)| figures.busy_percent).collect::<Vec<_>>()
+        };
+        assert!(ask().iter().all(Option::is_none), "between what, nobody knows yet");
+        node.set(with(json!([at(first.into(), 40), at(last.into(), 7)])));
+        let busy = ask();
+        node.set(with(json!([])));
+        (busy, ask())
+    };
+    let two = json!([{"profile": "1g.10gb"}, {"profile": "2g.20gb"}]);
+    let (busy, idle) = told("h100", two.clone(), json!({}));
+    assert_eq!(busy, [Some(40), Some(7)]);
+    assert_eq!(idle, [Some(0), Some(0)]);
+    // Samples are of a GPU instance, which two devices have together here.
+    let halves = json!([{"profile": "2g.20gb", "compute": [1, 1]}]);
+    assert_eq!(told("h100", halves, json!({})).0, [None, None]);
+    assert_eq!(told("a100-80gb", two.clone(), json!({})).0, [None, None], "Ampere has no samples");
+    let missing = json!({"missing": ["nvmlGpmMigSampleGet"]});
+    assert_eq!(told("h100", two.clone(), missing).0, [None, None], "nor has an old driver");
+    let failing = json!({"faults": {"nvmlGpmMetricsGet": {"return": "UNKNOWN"}}});
+    assert_eq!(told("h100", two, failing).0, [None, None]);
 }

@@ -1247,15 +1247,15 @@ async fn figures_cost_seven_calls_a_gpu_in_twenty_looks() {
     assert_eq!(bench.node.calls("nvmlDeviceGetHandleByUUID"), 1);
 }
 
-#[tokio::test]
-async fn a_mig_device_has_memory_of_its_own_and_the_rest_is_its_boards() {
+/// A MIG device of such a GPU, in which a process keeps half of the multiprocessors busy, as its rows tell.
+async fn tell_of_a_mig_device(product: &str, activity: Option<f64>) {
     let mut bench = Bench::new();
     let mine = Sleeper::new();
     bench.proc.show(mine.pid(), Some(MINE));
     let with = |processes: Value| {
         let zero =
             json!({"uuid": "GPU-0", "mig": {"instances": [{"profile": "1g.10gb"}]}, "processes": processes});
-        json!({"profile": "h100", "gpus": {"0": zero}})
+        json!({"profile": product, "gpus": {"0": zero}})
     };
     bench.node.set(with(json!([])));
     let gpus = bench.node.nvml().look(Load::Keep).await.unwrap().gpus;
@@ -1292,13 +1292,31 @@ async fn a_mig_device_has_memory_of_its_own_and_the_rest_is_its_boards() {
     until("its memory is shown", || value(&bench, "claim_memory_used_bytes{") == Some(700.0 * MIB)).await;
     until("its size is shown", || value(&bench, "claim_memory_limit_bytes{").is_some()).await;
     assert_eq!(value(&bench, "claim_memory_limit_bytes{"), Some(mig.capacity.memory.0 as f64));
-    assert_eq!(value(&bench, "claim_multiprocessor_activity_ratio{"), None, "NVML does not tell it");
+    let busy = || value(&bench, "claim_multiprocessor_activity_ratio{") == activity;
+    until("its work is told, where there are samples of it", busy).await;
     let board = format!("{{device=\"\",pool=\"{NODE}\",UUID=\"GPU-0\"}}");
     assert!(value(&bench, &format!("gpu_temperature_celsius{board}")).is_some(), "the board is no device");
-    assert_eq!(value(&bench, "gpu_activity_ratio{"), None, "none in MIG mode");
+    assert_eq!(value(&bench, &format!("gpu_activity_ratio{board}")), None, "none in MIG mode");
+    assert_eq!(value(&bench, "claim_gpu_activity_ratio{"), None, "its part of the GPU is not known");
     let own = format!("gpu_memory_used_bytes{{device=\"gpu-0-mig\",pool=\"{NODE}\",UUID=\"{}\"}}", mig.uuid);
     assert_eq!(value(&bench, &own), Some(700.0 * MIB));
     let dcgm = metrics::plain_text(&bench.dcgm).unwrap();
     let instance = format!("GPU_I_PROFILE=\"1g.10gb\",GPU_I_ID=\"{}\"", mig.gpu_instance);
-    assert!(dcgm.contains(&instance) && !dcgm.contains("DCGM_FI_DEV_GPU_UTIL{"), "{dcgm}");
+    assert!(dcgm.contains(&instance), "{dcgm}");
+    let of = |name: &str| {
+        dcgm.lines().find(|line| line.starts_with(name)).and_then(|line| line.rsplit(' ').next())
+    };
+    let told = activity.map(|_| ["50.0", "0.5"]);
+    assert_eq!(of("DCGM_FI_DEV_GPU_UTIL{"), told.map(|told| told[0]), "{dcgm}");
+    assert_eq!(of("DCGM_FI_PROF_GR_ENGINE_ACTIVE{"), told.map(|told| told[1]), "{dcgm}");
+}
+
+#[tokio::test]
+async fn a_mig_device_has_memory_and_activity_of_its_own_and_the_rest_is_its_boards() {
+    tell_of_a_mig_device("h100", Some(0.5)).await;
+}
+
+#[tokio::test]
+async fn before_hopper_nobody_tells_how_busy_a_mig_device_is() {
+    tell_of_a_mig_device("a100-80gb", None).await;
 }

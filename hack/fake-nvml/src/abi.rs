@@ -20,6 +20,7 @@ pub enum Handle {
     GpuInstance { gpu: usize, gi: u32 },
     ComputeInstance { gpu: usize, gi: u32, ci: u32 },
     EventSet { id: u32 },
+    GpmSample { id: u32 },
 }
 
 impl Handle {
@@ -31,6 +32,7 @@ impl Handle {
             Handle::GpuInstance { gpu, gi } => (3, gpu, gi, 0),
             Handle::ComputeInstance { gpu, gi, ci } => (4, gpu, gi, ci),
             Handle::EventSet { id } => return TAG | 5 << 44 | id as usize,
+            Handle::GpmSample { id } => return TAG | 6 << 44 | id as usize,
         };
         TAG | kind << 44 | (gpu & 0xFF) << 16 | (gi as usize & 0xFF) << 8 | (ci as usize & 0xFF)
     }
@@ -47,6 +49,7 @@ impl Handle {
             3 => Some(Handle::GpuInstance { gpu, gi }),
             4 => Some(Handle::ComputeInstance { gpu, gi, ci }),
             5 => Some(Handle::EventSet { id: raw as u32 }),
+            6 => Some(Handle::GpmSample { id: raw as u32 }),
             _ => None,
         }
     }
@@ -58,7 +61,7 @@ impl Handle {
             | Handle::Mig { gpu, .. }
             | Handle::GpuInstance { gpu, .. }
             | Handle::ComputeInstance { gpu, .. } => Some(gpu),
-            Handle::EventSet { .. } => None,
+            Handle::EventSet { .. } | Handle::GpmSample { .. } => None,
         }
     }
 

@@ -1,5 +1,5 @@
 //! What one process holds of the library: how often it was initialised, how many
-//! boards it saw then, and its event sets.
+//! boards it saw then, its event sets and its GPM samples.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +13,8 @@ struct Session {
     references: u32,
     next_set: u32,
     sets: BTreeMap<u32, EventSet>,
+    next_sample: u32,
+    samples: BTreeMap<u32, Option<GpmTaken>>,
 }
 
 /// Boards that an event set listens to.
@@ -22,7 +24,22 @@ pub struct EventSet {
     pub listens: BTreeMap<usize, (u64, u64)>,
 }
 
-static SESSION: Mutex<Session> = Mutex::new(Session { references: 0, next_set: 1, sets: BTreeMap::new() });
+/// What a GPM sample holds once it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpmTaken {
+    pub gpu: usize,
+    /// None: of the whole board.
+    pub gi: Option<u32>,
+    pub busy_percent: u32,
+}
+
+static SESSION: Mutex<Session> = Mutex::new(Session {
+    references: 0,
+    next_set: 1,
+    sets: BTreeMap::new(),
+    next_sample: 1,
+    samples: BTreeMap::new(),
+});
 
 /// Boards at the first initialisation; on its own, so that it can be asked under the lock.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -46,6 +63,7 @@ pub fn close() -> Answer {
     s.references = s.references.checked_sub(1).ok_or(Code::UNINITIALIZED)?;
     if s.references == 0 {
         s.sets.clear();
+        s.samples.clear();
     }
     Ok(())
 }
@@ -73,4 +91,21 @@ pub fn with_set<T>(id: u32, work: impl FnOnce(&mut EventSet) -> Answer<T>) -> An
 
 pub fn free_set(id: u32) -> Answer {
     session().sets.remove(&id).map(|_| ()).ok_or(Code::INVALID_ARGUMENT)
+}
+
+pub fn create_sample() -> u32 {
+    let mut s = session();
+    let id = s.next_sample;
+    s.next_sample = s.next_sample.wrapping_add(1).max(1);
+    s.samples.insert(id, None);
+    id
+}
+
+/// A sample's place; it is an invalid argument once freed.
+pub fn with_sample<T>(id: u32, work: impl FnOnce(&mut Option<GpmTaken>) -> Answer<T>) -> Answer<T> {
+    work(session().samples.get_mut(&id).ok_or(Code::INVALID_ARGUMENT)?)
+}
+
+pub fn free_sample(id: u32) -> Answer {
+    session().samples.remove(&id).map(|_| ()).ok_or(Code::INVALID_ARGUMENT)
 }

@@ -47,7 +47,7 @@ impl PodActivity {
     }
 }
 
-/// What is read for these devices: of a MIG device its memory, and the rest of its board.
+/// What is read for these devices: of a MIG device its memory and how busy it is, and the rest of its board.
 pub(super) fn subjects(devices: &BTreeMap<DeviceUuid, WatchedDevice>) -> Vec<Subject> {
     let mut subjects = std::collections::BTreeSet::new();
     for (uuid, device) in devices {
@@ -69,8 +69,13 @@ pub(super) fn measure<'a>(
 ) -> Measured {
     let counted =
         listed.iter().filter_map(|one| one.used).fold(0_u64, |sum, used| sum.saturating_add(used.0));
-    let memory = figures.memory.filter(|_| !device.is_mig);
-    let uncounted = memory.map(|memory| Bytes(memory.used.0.saturating_sub(counted)));
+    let uncounted = figures.memory.map(|memory| Bytes(memory.used.0.saturating_sub(counted)));
+    if device.is_mig {
+        // Of the instance, all processes together: whose work it is can be told where there is one pod.
+        let busy = figures.busy_percent.filter(|_| only_pod(device, knowledge).is_some());
+        let activity = busy.map(|percent| PodActivity::OfThePod(capped(f64::from(percent) / 100.0)));
+        return Measured { figures, activity: activity.unwrap_or_default(), ..Measured::default() };
+    }
     let ProcessActivity::Known(by_pid) = &figures.processes else {
         return Measured { figures, uncounted, ..Measured::default() };
     };
@@ -264,6 +269,17 @@ mod tests {
         assert_eq!(uncounted(&device, 408), Some(Bytes::from_mib(8)));
         assert_eq!(uncounted(&device, 300), Some(Bytes(0)), "the lists are a moment older");
         assert_eq!(uncounted(&WatchedDevice { is_mig: true, ..device }, 408), None);
+    }
+
+    #[test]
+    fn the_work_of_a_mig_device_is_its_pods_if_there_is_one() {
+        let device = WatchedDevice { alone: vec![claim("c")], is_mig: true, ..board("gpu-0-mig", "GPU-0") };
+        let busy = |percent| Figures { busy_percent: percent, ..Figures::default() };
+        let of = |pods: &[&str], percent| measured(&device, pods, busy(percent)).activity;
+        assert_eq!(of(&["p"], Some(40)), PodActivity::OfThePod(0.4));
+        assert_eq!(of(&["p"], Some(4_000)), PodActivity::OfThePod(1.0));
+        assert_eq!(of(&["p"], None), PodActivity::Unknown);
+        assert_eq!(of(&["p", "q"], Some(40)), PodActivity::Unknown, "whose it is, nobody tells");
     }
 
     #[test]

@@ -89,9 +89,12 @@ pub struct ClaimFigures {
 
 impl ClaimFigures {
     /// The part of the whole GPU's multiprocessors, over the time, that the pod can have kept busy at most: its kernels run
-    /// on those alone that it may use.
+    /// on those alone that it may use. None of a MIG device, whose part of the GPU's multiprocessors is not known here.
     pub fn activity_of_gpu(&self) -> Option<f64> {
-        Some(self.activity? * self.compute_limit.unwrap_or(1.0))
+        match self.kind {
+            HoldKind::Share | HoldKind::Whole => Some(self.activity? * self.compute_limit.unwrap_or(1.0)),
+            HoldKind::Mig => None,
+        }
     }
 }
 
@@ -443,6 +446,8 @@ mod tests {
         assert_eq!(figures(Some(0.5), Some(0.25)).activity_of_gpu(), Some(0.125));
         assert_eq!(figures(Some(0.5), None).activity_of_gpu(), Some(0.5), "nobody bounds it");
         assert_eq!(figures(None, Some(0.25)).activity_of_gpu(), None, "it is not known");
+        let mig = ClaimFigures { kind: HoldKind::Mig, ..figures(Some(0.5), None) };
+        assert_eq!(mig.activity_of_gpu(), None, "its part of the GPU is not known");
     }
 
     #[test]

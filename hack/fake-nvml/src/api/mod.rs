@@ -6,6 +6,7 @@ mod compute_instance;
 mod device;
 mod events;
 mod field;
+mod gpm;
 mod gpu_instance;
 mod handle;
 mod health;
@@ -22,8 +23,9 @@ mod system;
 #[cfg(test)]
 mod signatures {
     use super::{
-        access::*, accounting::*, compute_instance::*, device::*, events::*, field::*, gpu_instance::*,
-        handle::*, health::*, link::*, memory::*, mig_device::*, process::*, sensors::*, system::*,
+        access::*, accounting::*, compute_instance::*, device::*, events::*, field::*, gpm::*,
+        gpu_instance::*, handle::*, health::*, link::*, memory::*, mig_device::*, process::*, sensors::*,
+        system::*,
     };
 
     #[allow(dead_code)]

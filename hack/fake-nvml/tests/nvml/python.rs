@@ -155,3 +155,22 @@ fn the_python_binding_carves_every_board_as_the_guide_says() {
         }
     }
 }
+
+#[test]
+#[ignore = "needs python3 and NVML_BINDING: hack/test-unit.sh"]
+fn the_python_binding_is_told_how_busy_gpu_instances_are() {
+    let ask = |profile: &str| {
+        let instances = r#"{"instances":[{"profile":"1g.10gb"},{"profile":"2g.20gb"}]}"#;
+        let rig = Rig::new(&format!(r#"{{"profile":"{profile}","gpus":{{"0":{{"mig":{instances}}}}}}}"#));
+        let found = ask("gpm.py", &rig.library());
+        assert_eq!(found["instances"].as_array().map(Vec::len), Some(2), "{profile}: {found}");
+        found
+    };
+    // No process works; the other metric is none that is simulated.
+    let idle = serde_json::json!([[0, 0.0], [3, 0.0]]);
+    let hopper = ask("h100");
+    assert_eq!((&hopper["supported"], &hopper["none"]), (&1.into(), &2.into()), "{hopper}");
+    assert_eq!(hopper["instances"], serde_json::json!([idle, idle]));
+    let ampere = ask("a100-80gb");
+    assert_eq!((&ampere["supported"], &ampere["instances"]), (&0.into(), &serde_json::json!([3, 3])));
+}
