@@ -74,6 +74,16 @@ async fn a_tenant_stays_within_its_namespaces_bound_and_cannot_raise_it() {
     let none = format!("{bound}-");
     cluster.rig.kubectl(&["annotate", "namespace", &cluster.namespace, &none]);
     cluster.wait_ready("third").await;
+    // Each share counts once for each GPU that it is on.
+    cluster.rig.kubectl(&["annotate", "namespace", &cluster.namespace, "tranche.dev/max-share-gpus=2"]);
+    create("fourth", "10Mi").await;
+    wait_told(&cluster, "fourth", "may have 2 GPUs of shares; 2 are used and 1 are asked for").await;
+    let line = format!("namespace {}: shares of 2010 MiB on 2 of 2 GPUs", cluster.namespace);
+    let seen = top(&cluster);
+    assert!(seen.lines().any(|one| one == line), "{line}: {seen}");
+    cluster.delete("third").await;
+    claims.delete("third", &DeleteParams::default()).await.expect("a tenant may delete claims");
+    cluster.wait_ready("fourth").await;
     cluster.end().await;
 }
 
