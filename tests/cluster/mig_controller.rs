@@ -357,8 +357,14 @@ async fn a_board_that_comes_to_be_cut_is_once_its_shares_have_gone() {
     let cluster = TestCluster::of_env("a_board_that_comes_to_be_cut_is_once_its_shares_have_gone").await;
     let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
     let uuid = cluster.attribute(NODE, &format!("gpu-{BOARD}"), "uuid").await;
-    let request = json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com"}});
-    let devices = json!({"requests": [of_gpu(&uuid, request)],
+    // With functions of Kubernetes' strings library, which the controller evaluates.
+    let is = format!(
+        "device.attributes['gpu.nvidia.com'].uuid.split('-').join('+') == '{}'",
+        uuid.replace('-', "+")
+    );
+    let request = json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com",
+        "selectors": [{"cel": {"expression": is}}]}});
+    let devices = json!({"requests": [request],
         "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "2000Mi"}))});
     cluster.create(claim("share", devices)).await;
     cluster.create(as_nobody(user_of("share", "share"))).await;

@@ -326,6 +326,12 @@ async fn bad_claims_are_refused_through_kubectl_with_the_path_of_the_field() {
     assert_eq!(webhook.count("tranche_webhook_requests_total"), all);
     stage.rig.kubectl(&["-n", OTHER, "label", "resourceclaim", "text", "a=b"]);
     assert_eq!(webhook.count("tranche_webhook_requests_total"), all, "the spec stayed as it was");
+    // Taken, and told what it means.
+    let mut two = claim("two", json!({"memory": "1Gi"}));
+    two["spec"]["devices"]["requests"][0]["exactly"]["count"] = json!(2);
+    let warned =
+        stage.rig.warnings(&["-n", OTHER, "create", "--dry-run=server", "-f", &stage.file("two", &two)]);
+    assert!(warned.contains("the claim has shares of several GPUs, which one MPS daemon serves"), "{warned}");
 }
 
 #[tokio::test]
