@@ -24,7 +24,7 @@ pub enum AuditFinding {
         "{node}/{device}: {granted} blocks of client slots are granted, and the device has {all}; delete one \
          of its claims"
     )]
-    Slots { node: NodeName, device: DeviceName, granted: u32, all: u32 },
+    Slots { node: NodeName, device: DeviceName, granted: u64, all: u32 },
     #[error(
         "{node}/{device}: {grants} claims are granted it, and one of them has all of it for itself; delete one of its \
          claims"
@@ -67,7 +67,7 @@ pub fn audit(index: &Index) -> Vec<AuditFinding> {
 struct Granted {
     mib: u64,
     percent: u32,
-    slots: u32,
+    slots: u64,
     /// Grants of something, and grants of all of it.
     grants: u32,
     whole: u32,
@@ -79,7 +79,7 @@ impl Granted {
     fn add(&mut self, grant: &GpuGrant) {
         self.mib = self.mib.saturating_add(grant.memory.mib_ceil());
         self.percent = self.percent.saturating_add(grant.percent());
-        self.slots = self.slots.saturating_add(grant.slots);
+        self.slots = self.slots.saturating_add(grant.slots.into());
         self.grants += u32::from(grant.memory.0 > 0);
         self.whole += u32::from(grant.extent == Extent::Whole);
         if let Extent::Mig(place) = grant.extent {
@@ -102,7 +102,7 @@ fn check(node: &NodeName, gpu: &Gpu, sum: &Granted) -> Vec<AuditFinding> {
         let (node, device) = name();
         findings.push(AuditFinding::Compute { node, device, granted: percent });
     }
-    if slots > gpu.slots && !is_cut {
+    if slots > u64::from(gpu.slots) && !is_cut {
         let (node, device) = name();
         findings.push(AuditFinding::Slots { node, device, granted: slots, all: gpu.slots });
     }

@@ -166,7 +166,8 @@ pub(super) struct Gpu {
     pub slots: u32,
     pub used_mib: u64,
     pub used_compute: u32,
-    pub used_slots: u32,
+    /// Wider than one grant's: what somebody forged is taken off again to the last block, and takes nothing of others along.
+    pub used_slots: u64,
     /// Grants of all of it: whatever its numbers become, nothing goes beside them.
     pub used_whole: u32,
     /// Sizes of the shares, in MiB, and how many of each. Few: a GPU has few slots.
@@ -213,7 +214,8 @@ impl Gpu {
         if self.used_whole > 0 { 0 } else { COMPUTE_ALL.saturating_sub(self.used_compute) }
     }
     pub fn free_slots(&self) -> u32 {
-        if self.used_whole > 0 { 0 } else { self.slots.saturating_sub(self.used_slots) }
+        let left = u64::from(self.slots).saturating_sub(self.used_slots);
+        if self.used_whole > 0 { 0 } else { u32::try_from(left).unwrap_or(self.slots) }
     }
 
     /// Memory that somebody could still get.
@@ -231,7 +233,7 @@ impl Gpu {
         let mib = grant.memory.mib_ceil();
         self.used_mib = self.used_mib.saturating_add(mib);
         self.used_compute = self.used_compute.saturating_add(grant.percent());
-        self.used_slots = self.used_slots.saturating_add(grant.slots);
+        self.used_slots = self.used_slots.saturating_add(grant.slots.into());
         self.used_whole += u32::from(grant.extent == Extent::Whole);
         match self.sizes.iter_mut().find(|(size, _)| *size == mib) {
             Some((_, count)) => *count += 1,
@@ -246,7 +248,7 @@ impl Gpu {
         let mib = grant.memory.mib_ceil();
         self.used_mib = self.used_mib.saturating_sub(mib);
         self.used_compute = self.used_compute.saturating_sub(grant.percent());
-        self.used_slots = self.used_slots.saturating_sub(grant.slots);
+        self.used_slots = self.used_slots.saturating_sub(grant.slots.into());
         self.used_whole = self.used_whole.saturating_sub(u32::from(grant.extent == Extent::Whole));
         if let Some((_, count)) = self.sizes.iter_mut().find(|(size, _)| *size == mib) {
             *count -= 1;
@@ -265,7 +267,8 @@ pub(super) struct Node {
     pub cpu_milli: u64,
     pub memory_mib: u64,
     pub pods: u64,
-    pub used_cpu_milli: u64,
+    /// Wider than what one pod asks for, like [`Gpu::used_slots`].
+    pub used_cpu_milli: u128,
     pub used_memory_mib: u64,
     pub used_pods: u64,
     pub gpus: Vec<Gpu>,
@@ -296,7 +299,8 @@ impl Node {
     }
 
     pub fn free_cpu_milli(&self) -> u64 {
-        self.cpu_milli.saturating_sub(self.used_cpu_milli)
+        let left = u128::from(self.cpu_milli).saturating_sub(self.used_cpu_milli);
+        u64::try_from(left).unwrap_or(self.cpu_milli)
     }
     pub fn free_memory_mib(&self) -> u64 {
         self.memory_mib.saturating_sub(self.used_memory_mib)
@@ -311,7 +315,7 @@ impl Node {
 
     /// Devices that the node lacks are left out.
     pub fn take(&mut self, placement: &Placement) {
-        self.used_cpu_milli = self.used_cpu_milli.saturating_add(placement.cpu_milli);
+        self.used_cpu_milli = self.used_cpu_milli.saturating_add(placement.cpu_milli.into());
         self.used_memory_mib = self.used_memory_mib.saturating_add(placement.memory.mib_ceil());
         self.used_pods = self.used_pods.saturating_add(placement.pods);
         for grant in &placement.gpus {
@@ -322,7 +326,7 @@ impl Node {
     }
 
     pub fn give(&mut self, placement: &Placement) {
-        self.used_cpu_milli = self.used_cpu_milli.saturating_sub(placement.cpu_milli);
+        self.used_cpu_milli = self.used_cpu_milli.saturating_sub(placement.cpu_milli.into());
         self.used_memory_mib = self.used_memory_mib.saturating_sub(placement.memory.mib_ceil());
         self.used_pods = self.used_pods.saturating_sub(placement.pods);
         for grant in &placement.gpus {

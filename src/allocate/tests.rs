@@ -965,7 +965,7 @@ fn grants_beyond_all_numbers_are_found_and_not_added_up_beyond_them() {
     assert!(
         findings
             .iter()
-            .any(|one| is(one, |one| matches!(one, AuditFinding::Slots { granted: u32::MAX, .. })))
+            .any(|one| is(one, |one| matches!(one, AuditFinding::Slots { granted: 12_884_901_885, .. })))
     );
     assert!(findings.iter().any(|one| is(one, |one| matches!(one, AuditFinding::Memory { .. }))));
     assert!(
@@ -973,4 +973,42 @@ fn grants_beyond_all_numbers_are_found_and_not_added_up_beyond_them() {
         "{findings:?}"
     );
     assert!(decide(&mut index, &[mib(1).into()], Policy::Pack).is_err());
+}
+
+/// Who has forged it deletes it again: the others' shares are there as before.
+#[test]
+fn a_grant_beyond_all_numbers_takes_nothing_of_others_along_when_it_goes() {
+    let mut index = index(&[node("a", 1, 10_000)]);
+    let placement = |memory, slots, cpu_milli| Placement {
+        node: "a".into(),
+        gpus: vec![GpuGrant {
+            want: 0,
+            device: DeviceName::whole(0),
+            memory,
+            compute: None,
+            slots,
+            extent: Extent::Part,
+        }],
+        cpu_milli,
+        memory,
+        pods: 1,
+    };
+    index.apply(&"runs".into(), &placement(Bytes::from_mib(4_000), 1, 1_000)).unwrap();
+    let left = |index: &Index| {
+        let node = index.nodes().next().unwrap();
+        let gpu = node.gpus().next().unwrap();
+        (gpu.memory().1, gpu.slots(), node.cpu_milli().1, node.memory().1, node.pods().1)
+    };
+    let before = left(&index);
+    for nth in 0..3 {
+        index
+            .apply(&format!("forged-{nth}").as_str().into(), &placement(Bytes(u64::MAX), u32::MAX, u64::MAX))
+            .unwrap();
+    }
+    assert!(!audit(&index).is_empty());
+    for nth in 0..3 {
+        index.remove(&format!("forged-{nth}").as_str().into());
+    }
+    assert_eq!(left(&index), before);
+    assert_eq!(audit(&index), []);
 }

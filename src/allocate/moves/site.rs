@@ -45,7 +45,7 @@ impl Meter {
 struct Amount {
     mib: u64,
     compute: u32,
-    slots: u32,
+    slots: u64,
 }
 
 impl Amount {
@@ -93,6 +93,7 @@ impl Board {
                 return None;
             }
             let (mib, slots) = want.need(gpu)?;
+            let slots = u64::from(slots);
             let compute = want.compute;
             (want.tolerates(gpu) && want.chooses(gpu)).then_some(Amount { mib, compute, slots })
         };
@@ -100,7 +101,7 @@ impl Board {
             at,
             closed: gpu.closed,
             alone: alone && gpu.daemon == DaemonScope::Gpu,
-            all: Amount { mib: gpu.memory_mib, compute: COMPUTE_ALL, slots: gpu.slots },
+            all: Amount { mib: gpu.memory_mib, compute: COMPUTE_ALL, slots: gpu.slots.into() },
             used: Amount { mib: gpu.used_mib, compute: gpu.used_compute, slots: gpu.used_slots },
             users: Vec::new(),
             needs: wants.iter().map(need).collect(),
@@ -188,7 +189,7 @@ impl Site {
             for grant in &has.gpus {
                 let Some(at) = at(&grant.device) else { continue };
                 let (mib, slots) = (grant.memory.mib_ceil(), grant.slots);
-                parts.push((at, Amount { mib, compute: grant.percent(), slots }));
+                parts.push((at, Amount { mib, compute: grant.percent(), slots: slots.into() }));
                 if boards[at].users.last() != Some(&pods.len()) {
                     boards[at].users.push(pods.len());
                 }
