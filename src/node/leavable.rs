@@ -30,6 +30,12 @@ impl LeavableThreads {
         Self { name, most, running: Arc::default() }
     }
 
+    /// How many have not ended.
+    #[cfg(test)]
+    pub fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
     /// Begins the work on a thread of its own.
     ///
     /// # Errors

@@ -478,7 +478,8 @@ impl Watchdog {
             let Some(threads) = self.threads.clone() else { return };
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
             let span = finding::end_span(&self.devices, &account_id, seen.process);
-            let ending = EndRequest { account_id, seen, how, reason, span: span.clone() };
+            let good_until = Instant::now().into_std() + EndRequest::good_for(self.parts.settings.period);
+            let ending = EndRequest { account_id, seen, how, reason, good_until, span: span.clone() };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             let end = async move {
                 let outcome =

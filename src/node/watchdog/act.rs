@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::Span;
 
@@ -31,6 +31,8 @@ pub(super) struct EndRequest {
     pub seen: ObservedProcess,
     pub how: EndMethod,
     pub reason: EndReason,
+    /// What was seen of it counts until then.
+    pub good_until: Instant,
     /// Within which it is ended, and its end is logged.
     pub span: Span,
 }
@@ -47,6 +49,10 @@ pub(super) enum EndOutcome {
 /// For one process to end by its daemon, with those that wait before it. A request to the supervisor takes 20 s at most, and
 /// there are several for a process.
 const END_LIMIT: Duration = Duration::from_secs(60);
+/// What was seen of a process counts for two looks, but no shorter and no longer than this. Later looks may have found it
+/// within its grant, or its pod among those of a claim.
+const GOOD_AT_LEAST: Duration = Duration::from_secs(1);
+const GOOD_AT_MOST: Duration = Duration::from_secs(20);
 /// Threads that may be at that: beyond one, because the others were left.
 const ENDERS_MAX: usize = 4;
 /// For reading of the processes on all GPUs that claims hold what is not known of them. That of a thousand takes some ms.
@@ -96,7 +102,15 @@ impl WorkerThreads {
     }
 }
 
-/// Ends a process by SIGKILL; if it is a daemon's client, after the daemon has terminated the client.
+impl EndRequest {
+    /// How long what is seen of a process counts where looks are made so often.
+    pub fn good_for(period: Duration) -> Duration {
+        period.saturating_mul(2).clamp(GOOD_AT_LEAST, GOOD_AT_MOST)
+    }
+}
+
+/// Ends a process by SIGKILL; if it is a daemon's client, after the daemon has terminated the client. Not if its turn comes
+/// too late: it is judged anew at each look.
 pub(super) async fn end(
     ending: &EndRequest,
     groups: BTreeSet<MpsGroup>,
@@ -105,14 +119,15 @@ pub(super) async fn end(
     threads: WorkerThreads,
 ) -> EndOutcome {
     let process = ending.seen.process;
+    let good_until = ending.good_until;
+    let is_late = move || Instant::now() >= good_until;
     let outcome = match ending.how {
-        EndMethod::Kill => threads.reader.run(move || kill(process, &*processes)).await,
+        EndMethod::Kill => threads.reader.run(move || kill_in_time(process, &*processes, &is_late)).await,
         EndMethod::Terminate => {
             let claims = ending.account_id.claims.clone();
-            let work = move || match terminate(process, &ordered(&groups, &claims), &*daemons, &*processes) {
-                Ok(Some(outcome)) => outcome,
-                Ok(None) => kill(process, &*processes),
-                Err(error) => EndOutcome::Failed(error_chain(&error)),
+            let work = move || {
+                terminate(process, &ordered(&groups, &claims), &*daemons, &*processes, &is_late)
+                    .unwrap_or_else(|error| EndOutcome::Failed(error_chain(&error)))
             };
             threads.ender.run(work).await
         }
@@ -127,31 +142,55 @@ fn ordered<'a>(groups: &'a BTreeSet<MpsGroup>, claims: &[ClaimUid]) -> Vec<&'a M
     ordered
 }
 
-/// None if the process is no daemon's client.
+/// Kills a process that is no daemon's client.
 fn terminate(
     process: ProcessKey,
     groups: &[&MpsGroup],
     daemons: &dyn Daemons,
     processes: &dyn Processes,
-) -> Result<Option<EndOutcome>, SupervisorError> {
+    is_late: &dyn Fn() -> bool,
+) -> Result<EndOutcome, SupervisorError> {
     for group in groups {
-        // It may have been killed while others' ends, or another daemon, were waited for.
-        if !is_there(process, processes) {
-            return Ok(Some(EndOutcome::Gone));
+        // It may have been killed, or have become none to end, while others' ends, or another daemon, were waited for.
+        if let Some(outcome) = not_to_end(process, processes, is_late) {
+            return Ok(outcome);
         }
         let clients = daemons.clients(group)?;
         let Some(client) = clients.into_iter().find(|client| client.pid == process.pid) else { continue };
         // The daemon knows PIDs only: they must still mean this process.
-        if !is_there(process, processes) {
-            return Ok(Some(EndOutcome::Gone));
+        if let Some(outcome) = not_to_end(process, processes, is_late) {
+            return Ok(outcome);
         }
         daemons.terminate(group, client)?;
-        return Ok(Some(match kill(process, processes) {
+        // However long that took: without its client the process can do nothing on the GPU, and keeps the memory.
+        return Ok(match kill(process, processes) {
             EndOutcome::Ended(_) | EndOutcome::Gone => EndOutcome::Ended(EndMethod::Terminate),
             failed @ EndOutcome::Failed(_) => failed,
-        }));
+        });
     }
-    Ok(None)
+    Ok(kill_in_time(process, processes, is_late))
+}
+
+/// Why a process is not ended, if it is not.
+fn not_to_end(
+    process: ProcessKey,
+    processes: &dyn Processes,
+    is_late: &dyn Fn() -> bool,
+) -> Option<EndOutcome> {
+    if !is_there(process, processes) {
+        return Some(EndOutcome::Gone);
+    }
+    is_late().then(too_late)
+}
+
+fn too_late() -> EndOutcome {
+    let words = "its turn came, or its MPS daemon answered, after what was seen of it had been overtaken by later \
+                 looks; they decide";
+    EndOutcome::Failed(words.to_owned())
+}
+
+fn kill_in_time(process: ProcessKey, processes: &dyn Processes, is_late: &dyn Fn() -> bool) -> EndOutcome {
+    if is_late() { too_late() } else { kill(process, processes) }
 }
 
 fn is_there(process: ProcessKey, processes: &dyn Processes) -> bool {
@@ -209,6 +248,15 @@ mod tests {
         asked: AtomicUsize,
     }
 
+    /// A daemon with one client.
+    #[derive(Default)]
+    struct Healthy {
+        asked: AtomicUsize,
+        terminated: AtomicUsize,
+    }
+
+    const CLIENT: MpsClient = MpsClient { server: 1, pid: 7 };
+
     impl Daemons for Busy {
         fn keep(&self, _: &MpsGroup, _: bool, _: &MpsLimits) -> Result<DaemonState, SupervisorError> {
             unimplemented!("the watchdog keeps no daemons")
@@ -229,6 +277,26 @@ mod tests {
         }
     }
 
+    impl Daemons for Healthy {
+        fn keep(&self, _: &MpsGroup, _: bool, _: &MpsLimits) -> Result<DaemonState, SupervisorError> {
+            unimplemented!("the watchdog keeps no daemons")
+        }
+        fn rest(&self, _: &MpsGroup) -> Result<(), SupervisorError> {
+            unimplemented!("the watchdog keeps no daemons")
+        }
+        fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
+            Ok(Vec::new())
+        }
+        fn clients(&self, _: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            Ok(vec![CLIENT])
+        }
+        fn terminate(&self, _: &MpsGroup, _: MpsClient) -> Result<(), SupervisorError> {
+            self.terminated.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
     fn request(started: u64) -> EndRequest {
         let process = ProcessKey { pid: 7, started };
         EndRequest {
@@ -241,6 +309,7 @@ mod tests {
             },
             how: EndMethod::Terminate,
             reason: EndReason::Foreign,
+            good_until: Instant::now() + PATIENCE,
             span: Span::none(),
         }
     }
@@ -274,6 +343,36 @@ mod tests {
         let asked = daemons.asked.load(Ordering::SeqCst);
         assert!(matches!(end(2).await, EndOutcome::Gone));
         assert_eq!(daemons.asked.load(Ordering::SeqCst), asked, "it was not there any more");
+    }
+
+    #[tokio::test]
+    async fn nobody_is_ended_for_what_was_seen_before_later_looks() {
+        let (daemons, processes) = (Arc::new(Healthy::default()), Arc::new(Fake::default()));
+        let threads = WorkerThreads::new(&Leavable::default()).unwrap();
+        let groups = || BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
+        let is_late =
+            |ended: &EndOutcome| matches!(ended, EndOutcome::Failed(words) if words.contains("later looks"));
+        for how in [EndMethod::Kill, EndMethod::Terminate] {
+            let late = EndRequest { how, good_until: Instant::now(), ..request(1) };
+            let ended = end(&late, groups(), daemons.clone(), processes.clone(), threads.clone()).await;
+            assert!(is_late(&ended));
+        }
+        let terminated = |daemons: &Healthy| daemons.terminated.load(Ordering::SeqCst);
+        assert_eq!((daemons.asked.load(Ordering::SeqCst), terminated(&daemons)), (0, 0));
+        // The answer comes too late.
+        let process = ProcessKey { pid: 7, started: 1 };
+        let groups = groups();
+        let end_it = |process, is_late: &dyn Fn() -> bool| {
+            terminate(process, &ordered(&groups, &[]), &*daemons, &*processes, is_late).unwrap()
+        };
+        let other = ProcessKey { pid: 8, started: 1 };
+        for (asks, process) in [process, other].into_iter().enumerate() {
+            let has_answered = || daemons.asked.load(Ordering::SeqCst) > asks;
+            assert!(is_late(&end_it(process, &has_answered)), "{process}");
+            assert_eq!((daemons.asked.load(Ordering::SeqCst), terminated(&daemons)), (asks + 1, 0));
+        }
+        assert!(matches!(end_it(process, &|| false), EndOutcome::Ended(EndMethod::Terminate)));
+        assert_eq!(terminated(&daemons), 1);
     }
 
     async fn wait_until_asked(daemons: &Busy) {

@@ -50,12 +50,18 @@ impl WorkerThread {
     }
 }
 
-/// The work, and where its result comes.
+/// The work, and where its result comes. What nobody waits for any more when its turn comes is not done: whoever gave up
+/// has been told that it failed, and what was right then may be wrong by now.
 fn replying<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> (Work, oneshot::Receiver<T>) {
     let (reply, result) = oneshot::channel();
     let span = Span::current();
-    // A caller that no longer waits does not need the result.
-    (Box::new(move || drop(reply.send(span.in_scope(work)))), result)
+    let work = move || {
+        if !reply.is_closed() {
+            // A caller that no longer waits does not need the result.
+            drop(reply.send(span.in_scope(work)));
+        }
+    };
+    (Box::new(work), result)
 }
 
 /// Runs one piece of work after the other, and is left when one takes too long: another thread does what comes next. The
@@ -76,7 +82,8 @@ impl LeavableThread {
     /// Returns the work's result.
     ///
     /// # Errors
-    /// In words, if there is none in time, or too much waits already. The work may be done later all the same.
+    /// In words, if there is none in time, or too much waits already. Work that had begun goes on; what waits behind it is
+    /// dropped.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -127,16 +134,20 @@ impl LeavableThread {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc::channel;
 
     use super::*;
 
     #[tokio::test]
     async fn a_thread_that_is_held_up_is_left_with_what_waits_behind_and_another_one_goes_on() {
-        let thread = LeavableThread::new(LeavableThreads::new("test", 2), Duration::from_secs(4));
+        let threads = LeavableThreads::new("test", 2);
+        let thread = LeavableThread::new(threads.clone(), Duration::from_secs(4));
         let (let_go, held_up) = channel::<()>();
         let stands = thread.run(move || _ = held_up.recv());
-        let behind = thread.run(|| 1);
+        let done = Arc::new(AtomicBool::new(false));
+        let does = done.clone();
+        let behind = thread.run(move || does.store(true, Ordering::SeqCst));
         let (stands, behind) = tokio::join!(stands, behind);
         assert!(stands.unwrap_err().contains("held a thread of the watchdog up"));
         assert!(behind.is_err(), "it was in the same queue");
@@ -146,6 +157,8 @@ mod tests {
         let words = thread.run(|| 3).await.unwrap_err();
         assert!(words.contains("at most 2 may run"), "{words}");
         drop((let_go, also));
+        wait_until_running(&threads, 0).await;
+        assert!(!done.load(Ordering::SeqCst), "it was given up, and is done all the same");
         wait_until_it_runs_again(&thread).await;
         assert!(
             thread.run(|| panic!("as a test")).await.is_err_and(|words: String| words.contains("broke off"))
@@ -171,6 +184,15 @@ mod tests {
         let (behind, ()) = tokio::join!(behind, async { drop(let_go) });
         assert_eq!(behind.into_iter().filter(Result::is_err).count(), 1);
         first.await.unwrap().unwrap();
+    }
+
+    async fn wait_until_running(threads: &LeavableThreads, count: usize) {
+        let until = async {
+            while threads.running() != count {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(60), until).await.unwrap();
     }
 
     async fn wait_until_it_runs_again(thread: &LeavableThread) {
