@@ -15,7 +15,8 @@
 //! * `managed`: memory that NVML counts for no process · `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
 //! * `measured`: NVML's figures → how busy each pod is · `rows`: what is shown of claims and GPUs · `showing`: when
 //! * `metrics`: what is counted · `dcgm`: the same under other names
-//! * `worker_thread`: threads of the watchdog's own, because it must not wait behind claims that are being prepared
+//!
+//! Work that blocks has threads of the watchdog's own (`act`): it must not wait behind claims that are being prepared.
 
 mod accounts;
 mod act;
@@ -31,7 +32,6 @@ mod rows;
 mod shares;
 mod showing;
 mod table;
-mod worker_thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -79,8 +79,6 @@ pub const FINDINGS: usize = 256;
 pub const LISTS_LIMIT: Duration = Duration::from_secs(2);
 /// Between two tries for the lock.
 const LOCK_RETRY: Duration = Duration::from_millis(250);
-/// Between two tries to start the threads.
-const THREADS_RETRY: Duration = Duration::from_secs(1);
 /// Where nobody shares a device there is no grant to exceed, only strangers to find: a look in so many ticks. The figures of
 /// devices are read as often: they are for metrics alone.
 const ALONE_TICKS: u32 = 20;
@@ -120,7 +118,7 @@ pub struct Watchdog {
     rosters: BTreeMap<DeviceUuid, Roster>,
     /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
-    threads: Option<WorkerThreads>,
+    threads: WorkerThreads,
     leavable: act::Leavable,
     knowledge: Knowledge,
     detours: Detours,
@@ -156,9 +154,9 @@ enum Before {
 /// The result of a task that runs beside the looks.
 enum TaskResult {
     Users { claim: ClaimUid, asked: Moment, users: Option<Users> },
-    Ledger { asked: Moment, read: bool },
-    Servers { asked: Moment, servers: Option<Servers> },
-    Clients { group: MpsGroup, asked: Moment, clients: Option<Vec<MpsClient>> },
+    Ledger { asked: Moment, read: Result<(), String> },
+    Servers { asked: Moment, servers: Result<Servers, String> },
+    Clients { group: MpsGroup, asked: Moment, clients: Result<Vec<MpsClient>, String> },
     Ended(EndRequest, EndOutcome),
 }
 
@@ -175,6 +173,8 @@ struct LoggedFailures {
     mappings: bool,
     /// Processes cannot be read in time.
     reads: bool,
+    /// Who does not answer.
+    questions: BTreeSet<&'static str>,
     unseen_looks: u32,
 }
 
@@ -182,6 +182,7 @@ impl Watchdog {
     /// The watchdog, and what it finds.
     pub fn new(parts: Parts) -> (Self, mpsc::Receiver<Finding>) {
         let (findings, found) = mpsc::channel(FINDINGS);
+        let leavable = act::Leavable::default();
         let terminate = parts.settings.action == config::WatchdogAction::Terminate;
         let watchdog = Self {
             policy: WatchPolicy { terminate, grace: parts.settings.grace },
@@ -191,8 +192,8 @@ impl Watchdog {
             devices: BTreeMap::new(),
             rosters: BTreeMap::new(),
             table: None,
-            threads: None,
-            leavable: act::Leavable::default(),
+            threads: WorkerThreads::new(&leavable),
+            leavable,
             knowledge: Knowledge::new(parts.own_pod.clone()),
             detours: Detours::default(),
             watch: Watch::default(),
@@ -231,7 +232,9 @@ impl Watchdog {
     /// and no container starts within that time.
     async fn until_held(&mut self) -> Before {
         self.parts.lists.rest();
-        (self.table, self.threads) = (None, None);
+        // Those that have nothing to do end.
+        self.threads = WorkerThreads::new(&self.leavable);
+        self.table = None;
         (self.watch, self.detours) = Default::default();
         (self.usage, self.measured, self.measured_at) = Default::default();
         self.show();
@@ -251,12 +254,10 @@ impl Watchdog {
     /// Watches until no claim holds a device.
     async fn while_held(&mut self, before: Before) {
         let (_lock, before) = self.lock(before).await;
-        let threads = start_threads(&self.leavable).await;
         self.detours = match before {
             Before::Nothing => Detours::default(),
-            Before::Claims => detours_from_now(&threads, self.parts.processes.clone()).await,
+            Before::Claims => detours_from_now(&self.threads, self.parts.processes.clone()).await,
         };
-        self.threads = Some(threads);
         let table = Table::new(self.parts.processes.clone());
         if !self.parts.processes.pids_are_the_hosts() {
             warn!(
@@ -429,15 +430,12 @@ impl Watchdog {
                 TaskResult::Users { claim: claim.uid, asked: now, users }
             });
         }
-        let Some(threads) = self.threads.clone() else { return };
+        let threads = &self.threads;
         if questions.ledger {
             let (requester, executor) = (threads.requester.clone(), self.parts.executor.clone());
             self.tasks.spawn(async move {
                 let read = requester.run(move || executor.store.read_again()).await;
-                if let Some(Err(error)) = &read {
-                    warn!(error = error_chain(error), "cannot read the ledger again");
-                }
-                TaskResult::Ledger { asked: now, read: matches!(read, Some(Ok(()))) }
+                TaskResult::Ledger { asked: now, read: read.and_then(in_words) }
             });
         }
         if questions.servers {
@@ -445,15 +443,14 @@ impl Watchdog {
             let requester = threads.requester.clone();
             self.tasks.spawn(async move {
                 let servers = requester.run(move || act::servers(&*daemons, &*processes)).await;
-                TaskResult::Servers { asked: now, servers: servers.flatten() }
+                TaskResult::Servers { asked: now, servers: servers.and_then(in_words) }
             });
         }
         for group in self.detours.questions(now) {
-            let (daemons, asker) = (self.parts.daemons.clone(), threads.asker.clone());
+            let (daemons, threads) = (self.parts.daemons.clone(), threads.clone());
             self.tasks.spawn(async move {
-                let asked = group.clone();
-                let clients = asker.run(move || daemons.clients(&asked)).await;
-                TaskResult::Clients { group, asked: now, clients: clients.and_then(Result::ok) }
+                let clients = threads.clients(group.clone(), daemons).await;
+                TaskResult::Clients { group, asked: now, clients }
             });
         }
     }
@@ -464,18 +461,52 @@ impl Watchdog {
                 self.knowledge.users_answered(&claim, asked, users);
                 self.rosters.clear();
             }
-            TaskResult::Ledger { asked, read } => self.knowledge.ledger_answered(asked, read),
-            TaskResult::Servers { asked, servers } => self.knowledge.servers_answered(asked, servers),
+            TaskResult::Ledger { asked, read } => {
+                let read = self.answer("the ledger", read).is_some();
+                self.knowledge.ledger_answered(asked, read);
+            }
+            TaskResult::Servers { asked, servers } => {
+                let servers = self.answer("tranche mps", servers);
+                self.knowledge.servers_answered(asked, servers);
+            }
             TaskResult::Clients { group, asked, clients } => {
-                self.detours.answered(&group, asked, clients.as_deref());
+                // Not told: a tenant can keep its daemon from answering as often as it likes.
+                if clients.is_err() {
+                    self.parts.metrics.failed_questions.inc();
+                }
+                self.detours.answered(&group, asked, clients.ok().as_deref());
             }
             TaskResult::Ended(ending, outcome) => self.note_end(ending, outcome),
         }
     }
 
+    /// The answer, if there is one. That there is none is told when it begins and when it ends.
+    fn answer<T>(&mut self, of: &'static str, answer: Result<T, String>) -> Option<T> {
+        match answer {
+            Ok(answer) => {
+                if self.logged_failures.questions.remove(of) {
+                    info!(of, "the watchdog's questions are answered again");
+                }
+                Some(answer)
+            }
+            Err(problem) => {
+                self.parts.metrics.failed_questions.inc();
+                if self.logged_failures.questions.insert(of) {
+                    warn!(
+                        of,
+                        problem,
+                        "a question of the watchdog is not answered; asked again, and until it is, no process is \
+                         found to be of no claim"
+                    );
+                }
+                None
+            }
+        }
+    }
+
     fn carry_out(&mut self, verdict: Verdict) {
         if let Verdict::End { account_id, seen, how, reason } = verdict {
-            let Some(threads) = self.threads.clone() else { return };
+            let threads = self.threads.clone();
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
             let span = finding::end_span(&self.devices, &account_id, seen.process);
             let good_until = Instant::now().into_std() + EndRequest::good_for(self.parts.settings.period);
@@ -532,19 +563,8 @@ impl Watchdog {
     }
 }
 
-/// The threads, as soon as they can be had.
-async fn start_threads(leavable: &act::Leavable) -> WorkerThreads {
-    let mut told = false;
-    loop {
-        match WorkerThreads::new(leavable) {
-            Ok(threads) => return threads,
-            Err(error) if !std::mem::replace(&mut told, true) => {
-                warn!(%error, "the watchdog's threads cannot be started; trying again");
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(THREADS_RETRY).await;
-    }
+fn in_words<T>(answer: Result<T, impl std::error::Error>) -> Result<T, String> {
+    answer.map_err(|error| error_chain(&error))
 }
 
 /// What is remembered when the watchdog begins to look: nothing, and since when. Where the time cannot be told, every

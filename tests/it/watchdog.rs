@@ -70,6 +70,8 @@ struct Told {
     asked_for_servers: usize,
     /// Done at a termination, before it is noted.
     hook: Option<Box<dyn FnMut() + Send>>,
+    /// Done when it is asked for its servers, once.
+    before_states: Option<Box<dyn FnOnce() + Send>>,
     /// Done when it is asked for its clients.
     before_clients: Option<Box<dyn FnMut() + Send>>,
 }
@@ -96,6 +98,10 @@ impl Daemons for FakeDaemons {
         unimplemented!("the watchdog keeps no daemons")
     }
     fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
+        let hook = self.told().before_states.take();
+        if let Some(hook) = hook {
+            hook();
+        }
         let mut told = self.heard()?;
         told.asked_for_servers += 1;
         let servers = told.servers.iter().map(|pid| Server { pid: *pid, state: "ACTIVE".into() }).collect();
@@ -775,9 +781,24 @@ async fn while_the_api_server_or_the_supervisor_is_silent_nobody_is_foreign() {
     assert!(late.lives());
     bench.take_findings();
     assert_eq!(bench.found, []);
+    let unanswered = bench.metric("tranche_watchdog_failed_questions_total");
+    assert!(unanswered.is_some_and(|count| count >= 1.0), "{unanswered:?}");
     // Now everybody answers, and it is nobody's.
     bench.daemons.told().silent = false;
     until("it is killed", || late.was_killed()).await;
+}
+
+#[tokio::test]
+async fn a_question_that_breaks_off_is_asked_again() {
+    let mut bench = Bench::new();
+    let mut stranger = Sleeper::new();
+    bench.proc.show(stranger.pid(), Some(STRANGER));
+    bench.daemons.told().before_states = Some(Box::new(|| panic!("as a test")));
+    bench.share("mine", MINE).await;
+    bench.node.set(control(vec![process(stranger.pid(), 100, "compute")]));
+    bench.start(WatchdogAction::Terminate);
+    until("it is killed", || stranger.was_killed()).await;
+    assert!(bench.metric("tranche_watchdog_failed_questions_total").is_some_and(|count| count >= 1.0));
 }
 
 #[tokio::test]

@@ -5,24 +5,22 @@
 //! (E19 and E26 of tests/gpu, seen with driver 580.159.04).
 
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::Span;
 
-use super::super::leavable::{LeavableThreads, THREADS_MAX};
 use super::knowledge::Servers;
 use super::managed::MappingsReader;
-use super::worker_thread::{LeavableThread, WorkerThread};
 use crate::host::cgroup::ProcessOwner;
 use crate::host::{End, Processes};
 use crate::model::error_chain;
 use crate::model::names::ClaimUid;
 use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
+use crate::node::leavable::{LeavableThread, LeavableThreads, THREADS_MAX};
 use crate::sharing::watch::{AccountId, EndMethod, EndReason, ObservedProcess};
-use crate::supervisor::protocol::DaemonPhase;
+use crate::supervisor::protocol::{DaemonPhase, MpsClient};
 use crate::supervisor::{Daemons, SupervisorError};
 
 /// A process that is to end.
@@ -55,6 +53,13 @@ const GOOD_AT_LEAST: Duration = Duration::from_secs(1);
 const GOOD_AT_MOST: Duration = Duration::from_secs(20);
 /// Threads that may be at that: beyond one, because the others were left.
 const ENDERS_MAX: usize = 4;
+/// For a question, with one that waits before it: `tranche mps` answers within 40 s, or does not.
+const QUESTION_LIMIT: Duration = Duration::from_secs(60);
+/// Threads that may be at questions to the supervisor and the ledger: beyond one, because the others were left.
+const REQUESTERS_MAX: usize = 4;
+/// Daemons that may be asked for their clients at a time. `tranche mps` hears 64 at a time, claims that are being prepared
+/// among them.
+const ASKERS_MAX: usize = 16;
 /// For reading of the processes on all GPUs that claims hold what is not known of them. That of a thousand takes some ms.
 const READ_LIMIT: Duration = Duration::from_secs(2);
 
@@ -64,41 +69,57 @@ pub(super) struct WorkerThreads {
     /// Reads /proc and sends signals.
     pub reader: LeavableThread,
     /// Asks the supervisor, and reads the ledger.
-    pub requester: WorkerThread,
-    /// Asks daemons for their clients. A tenant can keep a daemon busy, and nobody's end may wait for that.
-    pub asker: WorkerThread,
+    pub requester: LeavableThread,
+    /// Ask daemons for their clients, each one: a tenant can keep its daemon busy, and nobody's end and no other daemon may
+    /// wait for that.
+    askers: LeavableThreads,
     /// Has daemons terminate clients. For the same reason no question waits for it, and few ends wait behind one another:
     /// who is not ended in time is killed.
     ender: LeavableThread,
     pub mappings: MappingsReader,
 }
 
-/// The threads that may stand still in /proc, counted for as long as the watchdog lives.
+/// The threads that something may hold up, counted for as long as the watchdog lives.
 pub(super) struct Leavable {
     readers: LeavableThreads,
+    requesters: LeavableThreads,
+    askers: LeavableThreads,
     enders: LeavableThreads,
     mappings: LeavableThreads,
 }
 
 impl Default for Leavable {
     fn default() -> Self {
-        let readers = LeavableThreads::new("watch-processes", THREADS_MAX);
-        let enders = LeavableThreads::new("watch-ends", ENDERS_MAX);
-        Self { readers, enders, mappings: LeavableThreads::new("watch-mappings", 1) }
+        Self {
+            readers: LeavableThreads::new("watch-processes", THREADS_MAX),
+            requesters: LeavableThreads::new("watch-daemons", REQUESTERS_MAX),
+            askers: LeavableThreads::new("watch-clients", ASKERS_MAX),
+            enders: LeavableThreads::new("watch-ends", ENDERS_MAX),
+            mappings: LeavableThreads::new("watch-mappings", 1),
+        }
     }
 }
 
 impl WorkerThreads {
-    /// # Errors
-    /// The node has no memory or threads left.
-    pub fn new(leavable: &Leavable) -> io::Result<Self> {
-        Ok(Self {
+    /// None of them runs before there is something for it to do.
+    pub fn new(leavable: &Leavable) -> Self {
+        Self {
             reader: LeavableThread::new(leavable.readers.clone(), READ_LIMIT),
-            requester: WorkerThread::new("watch-daemons")?,
-            asker: WorkerThread::new("watch-clients")?,
+            requester: LeavableThread::new(leavable.requesters.clone(), QUESTION_LIMIT),
+            askers: leavable.askers.clone(),
             ender: LeavableThread::new(leavable.enders.clone(), END_LIMIT),
             mappings: MappingsReader::new(leavable.mappings.clone()),
-        })
+        }
+    }
+
+    /// The clients of a daemon.
+    pub async fn clients(
+        &self,
+        group: MpsGroup,
+        daemons: Arc<dyn Daemons>,
+    ) -> Result<Vec<MpsClient>, String> {
+        let clients = self.askers.ask(QUESTION_LIMIT, move || daemons.clients(&group)).await?;
+        clients.map_err(|error| error_chain(&error))
     }
 }
 
@@ -205,9 +226,9 @@ fn kill(process: ProcessKey, processes: &dyn Processes) -> EndOutcome {
     }
 }
 
-/// The supervisor's servers and daemons, and the pods that they run in; none if it does not answer.
-pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Option<Servers> {
-    let states = daemons.states().ok()?;
+/// The supervisor's servers and daemons, and the pods that they run in.
+pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Result<Servers, SupervisorError> {
+    let states = daemons.states()?;
     let mut servers = Servers::default();
     for state in states {
         let daemon = match state.phase {
@@ -225,7 +246,7 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Optio
             }
         }
     }
-    Some(servers)
+    Ok(servers)
 }
 
 #[cfg(test)]
@@ -240,7 +261,7 @@ mod tests {
     use crate::model::share::MpsLimits;
     use crate::node::holders::tests::Fake;
     use crate::sharing::watch::{Access, AccountId};
-    use crate::supervisor::protocol::{DaemonState, MpsClient};
+    use crate::supervisor::protocol::DaemonState;
 
     /// A daemon that does not answer who its clients are before it is let go.
     struct Busy {
@@ -320,8 +341,7 @@ mod tests {
     async fn no_question_waits_for_a_daemon_that_is_asked_to_end_somebody_and_few_ends_do() {
         let (let_go, busy) = channel();
         let daemons = Arc::new(Busy { let_go: Mutex::new(busy), asked: AtomicUsize::new(0) });
-        let (processes, threads) =
-            (Arc::new(Fake::default()), WorkerThreads::new(&Leavable::default()).unwrap());
+        let (processes, threads) = (Arc::new(Fake::default()), WorkerThreads::new(&Leavable::default()));
         let groups = || BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
         let end = |started| {
             let (daemons, processes, threads) = (daemons.clone(), processes.clone(), threads.clone());
@@ -332,7 +352,7 @@ mod tests {
         wait_until_asked(&daemons).await;
         let (asked, known) = (daemons.clone(), processes.clone());
         let servers = threads.requester.run(move || servers(&*asked, &*known));
-        assert!(timeout(PATIENCE, servers).await.expect("it waits for the daemon").flatten().is_some());
+        assert!(timeout(PATIENCE, servers).await.expect("it waits for the daemon").unwrap().is_ok());
         let more = futures::future::join_all((0..100).map(|_| end(1)));
         let (more, ()) =
             timeout(PATIENCE, async { tokio::join!(more, async { drop(let_go) }) }).await.unwrap();
@@ -348,7 +368,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_is_ended_for_what_was_seen_before_later_looks() {
         let (daemons, processes) = (Arc::new(Healthy::default()), Arc::new(Fake::default()));
-        let threads = WorkerThreads::new(&Leavable::default()).unwrap();
+        let threads = WorkerThreads::new(&Leavable::default());
         let groups = || BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
         let is_late =
             |ended: &EndOutcome| matches!(ended, EndOutcome::Failed(words) if words.contains("later looks"));

@@ -7,13 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::leavable::LeavableThreads;
 use super::measured::Measured;
 use super::shares::WatchedDevice;
-use super::worker_thread::LeavableThread;
 use crate::host::{ManagedMemory, Processes};
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
+use crate::node::leavable::{LeavableThread, LeavableThreads};
 use crate::nvml::GpuProcess;
 
 /// So much may be in use that no process accounts for, and nobody is asked: 9 MiB are on an H100 with a server and a client.

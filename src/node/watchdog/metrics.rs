@@ -36,6 +36,8 @@ pub struct ClaimMetrics {
     pub failed_looks: Counter,
     /// Looks at which the processes on GPUs could not be read in time.
     pub unmade_reads: Counter,
+    /// Questions that were not answered.
+    pub failed_questions: Counter,
     /// Readings of figures that NVML did not answer.
     pub failed_readings: Counter,
     /// Findings that nobody took in time.
@@ -93,6 +95,7 @@ impl ClaimMetrics {
             missed_ticks: Counter::default(),
             failed_looks: Counter::default(),
             unmade_reads: Counter::default(),
+            failed_questions: Counter::default(),
             failed_readings: Counter::default(),
             dropped_findings: Counter::default(),
             failed_terminations: Counter::default(),
@@ -251,6 +254,11 @@ impl ClaimMetrics {
                 "watchdog_unmade_reads",
                 "Looks at which the processes on GPUs could not be read in time: something held that up",
                 &self.unmade_reads,
+            ),
+            (
+                "watchdog_failed_questions",
+                "Questions to tranche mps, to MPS daemons and to the ledger that were not answered; they are asked again",
+                &self.failed_questions,
             ),
             (
                 "watchdog_failed_readings",

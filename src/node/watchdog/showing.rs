@@ -73,8 +73,7 @@ impl Watchdog {
         listed: &[(DeviceUuid, Vec<GpuProcess>)],
     ) -> HashMap<u32, ManagedMemory> {
         let suspects = Managed::new(&self.devices, &self.measured, listed).suspects();
-        let Some(threads) = &self.threads else { return HashMap::new() };
-        let found = threads.mappings.read(self.parts.processes.clone(), suspects).await;
+        let found = self.threads.mappings.read(self.parts.processes.clone(), suspects).await;
         if found.is_none() {
             self.parts.metrics.failed_readings.inc();
         }

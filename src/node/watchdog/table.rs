@@ -95,7 +95,6 @@ impl Watchdog {
     /// Finds out what stands behind the PIDs. False if that cannot be read in time.
     pub(super) async fn read_processes(&mut self, answers: &[(DeviceUuid, Vec<GpuProcess>)]) -> bool {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
-        let Some(threads) = self.threads.clone() else { return false };
         // A reader that was left took its memory along: all is read anew.
         let table = self.table.take();
         let mut table = table.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
@@ -105,7 +104,7 @@ impl Watchdog {
             let ended = table.ended(&remembered);
             (table, ended)
         };
-        let (mut table, ended) = match threads.reader.run(read).await {
+        let (mut table, ended) = match self.threads.reader.run(read).await {
             Ok(read) => read,
             Err(problem) => {
                 self.parts.metrics.unmade_reads.inc();
