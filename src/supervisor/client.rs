@@ -3,8 +3,10 @@
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::protocol::{self, DaemonState, LINE_MAX, MpsClient, Request, RequestMessage, Response, VERSION};
 use super::{Daemons, SOCKET, SupervisorError};
@@ -21,7 +23,7 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(folder: &std::path::Path) -> Self {
+    pub fn new(folder: &Path) -> Self {
         Self { socket: folder.join(SOCKET) }
     }
 
@@ -31,17 +33,28 @@ impl Client {
     }
 
     fn open(&self, request: Request) -> Result<Lines, SupervisorError> {
-        let unreachable =
-            |source| SupervisorError::Unreachable { path: self.socket.display().to_string(), source };
-        let stream = UnixStream::connect(&self.socket).map_err(unreachable)?;
-        let limit = Some(Duration::from_secs(ANSWER_LIMIT_S));
-        stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)).map_err(unreachable)?;
+        let limit = Duration::from_secs(ANSWER_LIMIT_S);
+        let stream = connect(&self.socket, limit).map_err(|source| match source.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => failed(source),
+            _ => SupervisorError::Unreachable { path: self.socket.display().to_string(), source },
+        })?;
         let mut line =
             serde_json::to_vec(&RequestMessage { version: VERSION, request }).map_err(not_understood)?;
         line.push(b'\n');
         (&stream).write_all(&line).map_err(failed)?;
         Ok(Lines(BufReader::new(stream)))
     }
+}
+
+/// Every step on the connection takes no longer than this, connecting included: where the supervisor stands still, others may
+/// have filled its queue of connections.
+fn connect(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // Linux takes this one for connecting, too.
+    socket.set_write_timeout(Some(limit))?;
+    socket.set_read_timeout(Some(limit))?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    Ok(socket.into())
 }
 
 /// The supervisor's responses on one connection.
@@ -117,5 +130,34 @@ impl Daemons for Client {
             Response::Done => Ok(()),
             response => Err(unexpected(&response)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connecting_ends_though_the_queue_of_connections_stays_full() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(SOCKET);
+        let address = SockAddr::unix(&path).unwrap();
+        let listening = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listening.bind(&address).unwrap();
+        listening.listen(1).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            match socket.connect(&address) {
+                Ok(()) => waiting.push(socket),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(connect(&path, Duration::from_millis(100)).map(drop)));
+        let refused = told.recv_timeout(Duration::from_secs(60)).expect("it waits for ever").unwrap_err();
+        assert!(matches!(failed(refused), SupervisorError::Timeout { .. }));
     }
 }

@@ -7,7 +7,7 @@
 //! * [`Daemons`]: the requests as methods, which `node` calls; [`Client`] sends them to the real supervisor
 //! * [`Listener`]: the supervisor's side; it passes requests to a [`RequestHandler`]
 //!
-//! May import: model. May name: tokio, serde_json, nix, std::os::unix::net.
+//! May import: model. May name: tokio, serde_json, nix, socket2, std::os::unix::net.
 
 mod client;
 mod listener;
