@@ -29,18 +29,27 @@ pub(super) struct LeavableThreads {
     name: &'static str,
     most: usize,
     running: Arc<AtomicUsize>,
+    /// These are a part of them.
+    all: Option<Box<LeavableThreads>>,
 }
 
 /// The place of one thread among those that may run.
-struct Place(Arc<AtomicUsize>);
+struct Place {
+    running: Arc<AtomicUsize>,
+    _among_all: Option<Box<Place>>,
+}
 
 impl LeavableThreads {
     pub fn new(name: &'static str, most: usize) -> Self {
-        Self { name, most, running: Arc::default() }
+        Self { name, most, running: Arc::default(), all: None }
+    }
+
+    /// At most so many of these threads.
+    pub fn part(&self, most: usize) -> Self {
+        Self { name: self.name, most, running: Arc::default(), all: Some(Box::new(self.clone())) }
     }
 
     /// How many have not ended.
-    #[cfg(test)]
     pub fn running(&self) -> usize {
         self.running.load(Ordering::SeqCst)
     }
@@ -50,18 +59,24 @@ impl LeavableThreads {
     /// # Errors
     /// As many threads run as may, or the node has no memory or threads left.
     pub fn start(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let place = Place(self.running.clone());
+        let place = self.place()?;
+        let work = move || {
+            work();
+            drop(place);
+        };
+        thread::Builder::new().name(self.name.to_owned()).stack_size(STACK).spawn(work).map(drop)
+    }
+
+    fn place(&self) -> io::Result<Place> {
+        let among_all = self.all.as_ref().map(|all| all.place()).transpose()?;
+        let place = Place { running: self.running.clone(), _among_all: among_all.map(Box::new) };
         let before = self.running.fetch_add(1, Ordering::SeqCst);
         if before >= self.most {
             let words =
                 format!("{before} threads {} have not ended, at most {} may run", self.name, self.most);
             return Err(io::Error::other(words));
         }
-        let work = move || {
-            work();
-            drop(place);
-        };
-        thread::Builder::new().name(self.name.to_owned()).stack_size(STACK).spawn(work).map(drop)
+        Ok(place)
     }
 
     /// The work's result. Blocks its thread for that long at most, whatever holds the work up.
@@ -111,7 +126,7 @@ impl LeavableThreads {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.running.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -237,6 +252,27 @@ mod tests {
         );
         until_running(0);
         assert_eq!(threads.run(limit, || 10), Ok(10));
+    }
+
+    #[test]
+    fn a_part_has_its_own_limit_and_counts_among_all() {
+        let all = LeavableThreads::new("test", 2);
+        let parts = [all.part(1), all.part(2)];
+        let (let_go, held_up) = channel::<()>();
+        parts[0].run(Duration::ZERO, move || _ = held_up.recv()).unwrap_err();
+        let words = parts[0].run(Duration::ZERO, || ()).unwrap_err();
+        assert!(words.contains("at most 1 may run"), "{words}");
+        let (also, second) = channel::<()>();
+        parts[1].run(Duration::ZERO, move || _ = second.recv()).unwrap_err();
+        let words = parts[1].run(Duration::ZERO, || ()).unwrap_err();
+        assert!(words.contains("at most 2 may run"), "{words}");
+        assert_eq!([all.running(), parts[0].running(), parts[1].running()], [2, 1, 1]);
+        drop((let_go, also));
+        let ended = Instant::now() + Duration::from_secs(60);
+        while all.running() + parts[0].running() + parts[1].running() > 0 {
+            assert!(Instant::now() < ended, "{all:?}");
+            thread::yield_now();
+        }
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@
 //!
 //! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
 //! * `looks`: the processes of one look · `detours`: which of them go around MPS
-//! * `managed`: memory that NVML counts for no process · `accounts`: claims → what is counted together · `act`: how a process is ended · `finding`: what is reported
+//! * `managed`: memory that NVML counts for no process · `accounts`: claims → what is counted together · `act`: how a process is ended, `enders`: on which threads · `finding`: what is reported
 //! * `measured`: NVML's figures → how busy each pod is · `rows`: what is shown of claims and GPUs · `showing`: when
 //! * `metrics`: what is counted · `dcgm`: the same under other names
 //!
@@ -22,6 +22,7 @@ mod accounts;
 mod act;
 mod dcgm;
 mod detours;
+mod enders;
 mod finding;
 mod knowledge;
 mod looks;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tracing::Span;
 
+use super::enders::Enders;
 use super::knowledge::Servers;
 use super::managed::MappingsReader;
 use crate::host::cgroup::ProcessOwner;
@@ -44,15 +45,10 @@ pub(super) enum EndOutcome {
     Failed(String),
 }
 
-/// For one process to end by its daemon, with those that wait before it. A request to the supervisor takes 20 s at most, and
-/// there are several for a process.
-const END_LIMIT: Duration = Duration::from_secs(60);
 /// What was seen of a process counts for two looks, but no shorter and no longer than this. Later looks may have found it
 /// within its grant, or its pod among those of a claim.
 const GOOD_AT_LEAST: Duration = Duration::from_secs(1);
 const GOOD_AT_MOST: Duration = Duration::from_secs(20);
-/// Threads that may be at that: beyond one, because the others were left.
-const ENDERS_MAX: usize = 4;
 /// For a question, with one that waits before it: `tranche mps` answers within 40 s, or does not.
 const QUESTION_LIMIT: Duration = Duration::from_secs(60);
 /// Threads that may be at questions to the supervisor and the ledger: beyond one, because the others were left.
@@ -73,9 +69,8 @@ pub(super) struct WorkerThreads {
     /// Ask daemons for their clients, each one: a tenant can keep its daemon busy, and nobody's end and no other daemon may
     /// wait for that.
     askers: LeavableThreads,
-    /// Has daemons terminate clients. For the same reason no question waits for it, and few ends wait behind one another:
-    /// who is not ended in time is killed.
-    ender: LeavableThread,
+    /// Have daemons terminate clients.
+    enders: Enders,
     pub mappings: MappingsReader,
 }
 
@@ -84,7 +79,7 @@ pub(super) struct Leavable {
     readers: LeavableThreads,
     requesters: LeavableThreads,
     askers: LeavableThreads,
-    enders: LeavableThreads,
+    enders: Enders,
     mappings: LeavableThreads,
 }
 
@@ -94,7 +89,7 @@ impl Default for Leavable {
             readers: LeavableThreads::new("watch-processes", THREADS_MAX),
             requesters: LeavableThreads::new("watch-daemons", REQUESTERS_MAX),
             askers: LeavableThreads::new("watch-clients", ASKERS_MAX),
-            enders: LeavableThreads::new("watch-ends", ENDERS_MAX),
+            enders: Enders::default(),
             mappings: LeavableThreads::new("watch-mappings", 1),
         }
     }
@@ -107,7 +102,7 @@ impl WorkerThreads {
             reader: LeavableThread::new(leavable.readers.clone(), READ_LIMIT),
             requester: LeavableThread::new(leavable.requesters.clone(), QUESTION_LIMIT),
             askers: leavable.askers.clone(),
-            ender: LeavableThread::new(leavable.enders.clone(), END_LIMIT),
+            enders: leavable.enders.clone(),
             mappings: MappingsReader::new(leavable.mappings.clone()),
         }
     }
@@ -150,7 +145,7 @@ pub(super) async fn end(
                 terminate(process, &ordered(&groups, &claims), &*daemons, &*processes, &is_late)
                     .unwrap_or_else(|error| EndOutcome::Failed(error_chain(&error)))
             };
-            threads.ender.run(work).await
+            threads.enders.run(&ending.account_id.gpu, work).await
         }
     };
     outcome.unwrap_or_else(EndOutcome::Failed)
@@ -253,7 +248,7 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Resul
 mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use tokio::time::timeout;
 
@@ -263,42 +258,29 @@ mod tests {
     use crate::sharing::watch::{Access, AccountId};
     use crate::supervisor::protocol::DaemonState;
 
-    /// A daemon that does not answer who its clients are before it is let go.
-    struct Busy {
+    /// Each GPU has a daemon with one client. That of GPU-0 does not answer who it is before it is let go.
+    struct Fakes {
         let_go: Mutex<Receiver<()>>,
-        asked: AtomicUsize,
-    }
-
-    /// A daemon with one client.
-    #[derive(Default)]
-    struct Healthy {
         asked: AtomicUsize,
         terminated: AtomicUsize,
     }
 
-    const CLIENT: MpsClient = MpsClient { server: 1, pid: 7 };
-
-    impl Daemons for Busy {
-        fn keep(&self, _: &MpsGroup, _: bool, _: &MpsLimits) -> Result<DaemonState, SupervisorError> {
-            unimplemented!("the watchdog keeps no daemons")
-        }
-        fn rest(&self, _: &MpsGroup) -> Result<(), SupervisorError> {
-            unimplemented!("the watchdog keeps no daemons")
-        }
-        fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
-            Ok(Vec::new())
-        }
-        fn clients(&self, _: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
-            self.asked.fetch_add(1, Ordering::SeqCst);
-            let _ = self.let_go.lock().unwrap().recv();
-            Err(SupervisorError::Timeout { seconds: 20 })
-        }
-        fn terminate(&self, _: &MpsGroup, _: MpsClient) -> Result<(), SupervisorError> {
-            unimplemented!("it has no clients")
+    impl Fakes {
+        /// They, and what lets the daemon of GPU-0 go.
+        fn new() -> (Arc<Self>, Sender<()>) {
+            let (let_go, busy) = channel();
+            let zero = AtomicUsize::default;
+            (Arc::new(Self { let_go: Mutex::new(busy), asked: zero(), terminated: zero() }), let_go)
         }
     }
 
-    impl Daemons for Healthy {
+    const CLIENT: MpsClient = MpsClient { server: 1, pid: 7 };
+
+    fn groups(gpu: &str) -> BTreeSet<MpsGroup> {
+        BTreeSet::from([MpsGroup::new([gpu.into()])])
+    }
+
+    impl Daemons for Fakes {
         fn keep(&self, _: &MpsGroup, _: bool, _: &MpsLimits) -> Result<DaemonState, SupervisorError> {
             unimplemented!("the watchdog keeps no daemons")
         }
@@ -308,8 +290,12 @@ mod tests {
         fn states(&self) -> Result<Vec<DaemonState>, SupervisorError> {
             Ok(Vec::new())
         }
-        fn clients(&self, _: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
+        fn clients(&self, group: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
             self.asked.fetch_add(1, Ordering::SeqCst);
+            if groups("GPU-0").contains(group) {
+                let _ = self.let_go.lock().unwrap().recv();
+                return Err(SupervisorError::Timeout { seconds: 20 });
+            }
             Ok(vec![CLIENT])
         }
         fn terminate(&self, _: &MpsGroup, _: MpsClient) -> Result<(), SupervisorError> {
@@ -318,10 +304,10 @@ mod tests {
         }
     }
 
-    fn request(started: u64) -> EndRequest {
+    fn request(gpu: &str, started: u64) -> EndRequest {
         let process = ProcessKey { pid: 7, started };
         EndRequest {
-            account_id: AccountId { gpu: "GPU-0".into(), claims: Vec::new() },
+            account_id: AccountId { gpu: gpu.into(), claims: Vec::new() },
             seen: ObservedProcess {
                 process,
                 used: None,
@@ -338,21 +324,22 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn no_question_waits_for_a_daemon_that_is_asked_to_end_somebody_and_few_ends_do() {
-        let (let_go, busy) = channel();
-        let daemons = Arc::new(Busy { let_go: Mutex::new(busy), asked: AtomicUsize::new(0) });
+    async fn no_question_and_no_end_on_another_gpu_waits_for_a_daemon_that_is_asked_to_end_somebody() {
+        let (daemons, let_go) = Fakes::new();
         let (processes, threads) = (Arc::new(Fake::default()), WorkerThreads::new(&Leavable::default()));
-        let groups = || BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
-        let end = |started| {
+        let end_on = |gpu: &'static str, started| {
             let (daemons, processes, threads) = (daemons.clone(), processes.clone(), threads.clone());
-            async move { end(&request(started), groups(), daemons, processes, threads).await }
+            async move { end(&request(gpu, started), groups(gpu), daemons, processes, threads).await }
         };
+        let end = |started| end_on("GPU-0", started);
         // All processes of these began at 1.
         let first = tokio::spawn(end(1));
         wait_until_asked(&daemons).await;
         let (asked, known) = (daemons.clone(), processes.clone());
         let servers = threads.requester.run(move || servers(&*asked, &*known));
         assert!(timeout(PATIENCE, servers).await.expect("it waits for the daemon").unwrap().is_ok());
+        let other = timeout(PATIENCE, end_on("GPU-1", 1)).await.expect("it waits for another GPU's daemon");
+        assert!(matches!(other, EndOutcome::Ended(EndMethod::Terminate)));
         let more = futures::future::join_all((0..100).map(|_| end(1)));
         let (more, ()) =
             timeout(PATIENCE, async { tokio::join!(more, async { drop(let_go) }) }).await.unwrap();
@@ -367,21 +354,21 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_is_ended_for_what_was_seen_before_later_looks() {
-        let (daemons, processes) = (Arc::new(Healthy::default()), Arc::new(Fake::default()));
+        let ((daemons, _let_go), processes) = (Fakes::new(), Arc::new(Fake::default()));
         let threads = WorkerThreads::new(&Leavable::default());
-        let groups = || BTreeSet::from([MpsGroup::new(["GPU-0".into()])]);
         let is_late =
             |ended: &EndOutcome| matches!(ended, EndOutcome::Failed(words) if words.contains("later looks"));
         for how in [EndMethod::Kill, EndMethod::Terminate] {
-            let late = EndRequest { how, good_until: Instant::now(), ..request(1) };
-            let ended = end(&late, groups(), daemons.clone(), processes.clone(), threads.clone()).await;
+            let late = EndRequest { how, good_until: Instant::now(), ..request("GPU-1", 1) };
+            let ended =
+                end(&late, groups("GPU-1"), daemons.clone(), processes.clone(), threads.clone()).await;
             assert!(is_late(&ended));
         }
-        let terminated = |daemons: &Healthy| daemons.terminated.load(Ordering::SeqCst);
+        let terminated = |daemons: &Fakes| daemons.terminated.load(Ordering::SeqCst);
         assert_eq!((daemons.asked.load(Ordering::SeqCst), terminated(&daemons)), (0, 0));
         // The answer comes too late.
         let process = ProcessKey { pid: 7, started: 1 };
-        let groups = groups();
+        let groups = groups("GPU-1");
         let end_it = |process, is_late: &dyn Fn() -> bool| {
             terminate(process, &ordered(&groups, &[]), &*daemons, &*processes, is_late).unwrap()
         };
@@ -395,7 +382,7 @@ mod tests {
         assert_eq!(terminated(&daemons), 1);
     }
 
-    async fn wait_until_asked(daemons: &Busy) {
+    async fn wait_until_asked(daemons: &Fakes) {
         let asked = async {
             while daemons.asked.load(Ordering::SeqCst) == 0 {
                 tokio::task::yield_now().await;
