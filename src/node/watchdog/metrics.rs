@@ -252,7 +252,7 @@ impl ClaimMetrics {
             ("watchdog_failed_looks", "Looks at GPUs that NVML did not answer", &self.failed_looks),
             (
                 "watchdog_unmade_reads",
-                "Looks at which the processes on GPUs could not be read in time: something held that up",
+                "Looks at which the processes on GPUs could not be read in time, or not all of them",
                 &self.unmade_reads,
             ),
             (
