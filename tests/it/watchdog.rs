@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -1009,8 +1010,11 @@ async fn who_has_no_claim_of_a_whole_gpu_is_ended_and_its_user_goes_on_though_th
 }
 
 /// Processes that exist only as numbers, and how often each question was asked.
+#[derive(Default)]
 struct Counted {
     pods: BTreeMap<u32, &'static str>,
+    /// The first read is held up until this lets it go.
+    held_up: Mutex<Option<Receiver<()>>>,
     started: AtomicUsize,
     other: AtomicUsize,
     ended: AtomicU64,
@@ -1018,6 +1022,10 @@ struct Counted {
 
 impl Processes for Counted {
     fn started(&self, pid: u32) -> io::Result<Option<u64>> {
+        let held_up = self.held_up.lock().unwrap().take();
+        if let Some(held_up) = held_up {
+            let _ = held_up.recv();
+        }
         self.started.fetch_add(1, Ordering::SeqCst);
         Ok(self.pods.contains_key(&pid).then_some(1))
     }
@@ -1071,8 +1079,7 @@ async fn sixty_clients_on_each_of_sixteen_gpus_cost_three_calls_a_gpu_and_one_re
         bench.record(&claim, number).await;
     }
     bench.node.set(json!({"profile": "h100", "count": GPUS, "log_calls": true, "gpus": gpus}));
-    let zero = || AtomicUsize::new(0);
-    let counted = Arc::new(Counted { pods, started: zero(), other: zero(), ended: AtomicU64::new(0) });
+    let counted = Arc::new(Counted { pods, ..Counted::default() });
     bench.start_with(WatchdogAction::Terminate, counted.clone());
     let last = GPUS - 1;
     let row = format!("tranche_claim_gpu_processes{}", claim_labels(&format!("c{last}"), MINE, last));

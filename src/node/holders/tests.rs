@@ -7,6 +7,7 @@ use super::*;
 use crate::host::{End, EndError, FileLook, ManagedMemory};
 use crate::ledger::Phase;
 use crate::model::process::ProcessKey;
+use crate::model::quantity::Bytes;
 use crate::node::config::OpenDescriptors;
 use crate::node::metrics::FileLookCounts;
 
@@ -20,7 +21,7 @@ fn holder(name: &str, pids: &[u32]) -> Holder {
 pub(in crate::node) struct Fake {
     pub shown: bool,
     pub looks: AtomicUsize,
-    /// The first listing, or question whose a process is, is held up until this lets it go.
+    /// The first listing, or question whose a process is or what it has mapped, is held up until this lets it go.
     pub held_up: Mutex<Option<Receiver<()>>>,
     /// Each process that is looked at has the device open.
     pub open: Option<DeviceNumber>,
@@ -54,7 +55,8 @@ impl Processes for Fake {
         Ok(true)
     }
     fn managed_memory(&self, _: u32) -> io::Result<ManagedMemory> {
-        unimplemented!("the watchdog asks, holders do not")
+        self.wait_until_let_go();
+        Ok(ManagedMemory::Mapped(Bytes::from_mib(7)))
     }
     fn by_pod(&self, until: Instant) -> io::Result<PodProcesses> {
         assert!(until <= Instant::now() + LIST_LIMIT);

@@ -100,12 +100,13 @@ impl MappingsReader {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::sync::Mutex;
 
     use super::super::shares::tests::board;
     use super::*;
     use crate::model::claim::ClaimRef;
     use crate::model::share::{Grant, Isolation};
+    use crate::node::holders::tests::Fake;
     use crate::nvml::ContextKind;
 
     const MIB: fn(u64) -> Bytes = Bytes::from_mib;
@@ -161,50 +162,11 @@ mod tests {
         assert_eq!(of(&managed, 4000), MIB(3900), "the other has no more than 100");
     }
 
-    /// Processes one of which cannot be read to its end until it is let go.
-    struct Hanging(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
-
-    impl Processes for Hanging {
-        fn started(&self, _: u32) -> io::Result<Option<u64>> {
-            Ok(None)
-        }
-        fn now(&self) -> io::Result<u64> {
-            Ok(0)
-        }
-        fn owner(&self, _: u32) -> io::Result<Option<crate::host::cgroup::ProcessOwner>> {
-            Ok(None)
-        }
-        fn uses_gpu(&self, _: u32) -> io::Result<bool> {
-            Ok(false)
-        }
-        fn managed_memory(&self, pid: u32) -> io::Result<ManagedMemory> {
-            if pid == 1 {
-                self.0.lock().unwrap().recv().unwrap();
-            }
-            Ok(ManagedMemory::Mapped(MIB(7)))
-        }
-        fn by_pod(&self, _: std::time::Instant) -> io::Result<crate::host::PodProcesses> {
-            Ok(crate::host::PodProcesses::default())
-        }
-        fn look_at_files(&self, _: &crate::host::FileLook) {}
-        fn are_all_shown(&self) -> bool {
-            true
-        }
-        fn pids_are_the_hosts(&self) -> bool {
-            true
-        }
-        fn end(
-            &self,
-            _: crate::model::process::ProcessKey,
-        ) -> Result<crate::host::End, crate::host::EndError> {
-            Ok(crate::host::End::Gone)
-        }
-    }
-
     #[tokio::test]
     async fn a_process_whose_mappings_cannot_be_read_stops_no_look() {
         let (let_go, hangs) = std::sync::mpsc::channel();
-        let processes: Arc<dyn Processes> = Arc::new(Hanging(std::sync::Mutex::new(hangs)));
+        let fake = Fake { held_up: Mutex::new(Some(hangs)), ..Fake::default() };
+        let processes: Arc<dyn Processes> = Arc::new(fake);
         let reader = MappingsReader::new(LeavableThreads::new("test", 1));
         let read = |pid: u32| reader.read(processes.clone(), BTreeSet::from([pid]));
         assert_eq!(read(1).await, None, "it hangs");

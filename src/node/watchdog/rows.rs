@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 
-use super::super::containers::Containers;
 use super::knowledge::Knowledge;
 use super::measured::Measured;
 use super::shares::WatchedDevice;
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::DeviceUuid;
+use crate::node::containers::Containers;
 use crate::nvml::DeviceIdentity;
 use crate::sharing::Usage;
 
