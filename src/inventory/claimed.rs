@@ -55,17 +55,14 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
     {
         cut.switch = MigSwitch::On;
     }
+    let is_whole = |switch: MigSwitch| switch == MigSwitch::OffByOthers || (switch.is_ours() && !wanted);
     let changing = match &mut gpu.mig {
         // It is about to be switched off, and is whole.
         MigMode::On(_) if ours && !wanted && made.is_empty() => {
             gpu.mig = MigMode::Off;
             None
         }
-        MigMode::OnDemand(cut) if cut.switch.is_ours() && !wanted && made.is_empty() => {
-            gpu.mig = MigMode::Off;
-            None
-        }
-        MigMode::OnDemand(cut) if cut.switch == MigSwitch::OffByOthers && made.is_empty() => {
+        MigMode::OnDemand(cut) if made.is_empty() && is_whole(cut.switch) => {
             gpu.mig = MigMode::Off;
             None
         }
@@ -91,22 +88,12 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
         }
         MigMode::OnDemand(cut) if wanted && !fixed.is_empty() && made.is_empty() => {
             gpu.mig = MigMode::On(std::mem::take(&mut cut.devices));
-            Some(format!(
-                "--mig-on-demand names it now, but claims have MIG devices of before: {}; it is carved for claims once \
-                 they have gone",
-                named(&fixed)
-            ))
+            Some(cut_before(&fixed))
         }
         MigMode::OnDemand(cut) => {
             note_missing(cut, &before, &after);
             leave_others(cut, &made);
-            (!wanted).then(|| {
-                format!(
-                    "--mig-on-demand does not name it any more, but claims have MIG devices that were made for them: {}; \
-                     its use changes once they have gone",
-                    named(&made)
-                )
-            })
+            (!wanted).then(|| not_named(&made))
         }
         MigMode::Off if !made.is_empty() => Some(switched_off(&made)),
         MigMode::Off | MigMode::On(_) => None,
@@ -116,6 +103,21 @@ pub fn settle(gpu: &mut Gpu, claims: &ClaimedAround, wanted: bool) {
     {
         gpu.health = Health::Changing(words);
     }
+}
+
+fn cut_before(fixed: &[&Claimed]) -> String {
+    format!(
+        "--mig-on-demand names it now, but claims have MIG devices of before: {}; it is carved for claims once they have gone",
+        named(fixed)
+    )
+}
+
+fn not_named(made: &[&Claimed]) -> String {
+    format!(
+        "--mig-on-demand does not name it any more, but claims have MIG devices that were made for them: {}; its use changes \
+         once they have gone",
+        named(made)
+    )
 }
 
 fn shared(shares: &[&Claimed]) -> String {
