@@ -142,6 +142,13 @@ impl FileLook {
         }
     }
 
+    /// A process that holds looks up is not asked whose it is. One that is not in the look's pods may be of any of these.
+    fn pass_over(&self, pid: u32, pods: &mut BTreeMap<PodUid, Search<'_>>) {
+        let owner = self.pods.iter().find(|(_, pids)| pids.contains(&pid)).map(|(pod, _)| pod);
+        let concerned = pods.iter_mut().filter(|(pod, _)| owner.is_none_or(|owner| owner == *pod));
+        concerned.for_each(|(_, search)| search.is_whole = false);
+    }
+
     /// The look is at that process.
     pub(crate) fn stands_at(&self, pid: u32) {
         self.at.store(pid, Ordering::SeqCst);
@@ -229,6 +236,11 @@ fn list_again(
             // A listing that breaks off says nothing about anybody.
             let Ok(entry) = entry else { return partly };
             let Some(pid) = name(&entry.path()).and_then(|name| name.parse().ok()) else { continue };
+            if look.skipped.contains(&pid) {
+                look.pass_over(pid, &mut pods);
+                continue;
+            }
+            look.stands_at(pid);
             let pod = match processes.owner(pid) {
                 Ok(Some(ProcessOwner::Pod { pod, .. })) => pod,
                 Ok(Some(ProcessOwner::Hidden)) | Err(_) => PodProcesses::UNTOLD.into(),

@@ -4,6 +4,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use nix::libc;
@@ -599,4 +600,43 @@ fn a_look_goes_on_where_the_one_before_was_held_up() {
     assert_eq!(second.pods, [("c".into(), vec![3]), ("a".into(), vec![1])]);
     assert_eq!(second.found(), first.found());
     assert_eq!(second.found().unfinished, BTreeSet::from(["a".into(), "c".into()]));
+}
+
+/// Whose a process is, is asked of all of the node: one that does not answer is passed over, not the one before it.
+#[test]
+fn a_listing_that_is_held_up_says_by_whom() {
+    const HANGS: u32 = 4000;
+    let shown = Shown::new();
+    let folder = shown.dir.path().join(HANGS.to_string());
+    fs::create_dir(&folder).unwrap();
+    let group = folder.join("cgroup");
+    nix::unistd::mkfifo(&group, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+    let processes = shown.processes();
+    let (pod, other) = (PodUid::new(POD), PodUid::new(OTHER));
+    // Where it stood, and what it came to once it was let go.
+    let listed_again = |of: Option<&PodUid>, skipped: &[u32]| {
+        let until = Instant::now() + Duration::from_secs(60);
+        let pods = of.into_iter().map(|pod| (pod.clone(), vec![HANGS])).collect();
+        let look = FileLook::new(pods, BTreeSet::from([ZERO]), skipped.iter().copied().collect(), until);
+        let search = Search { has_ended: true, ..Search::new(&processes, &look, true, FILES_FIRST, until) };
+        let searched = BTreeMap::from([(pod.clone(), search)]);
+        thread::scope(|scope| {
+            let listing = scope.spawn(|| list_again(&processes, &look, searched, Duration::from_secs(60)));
+            let patience = Instant::now() + Duration::from_secs(20);
+            while look.at() != HANGS && !listing.is_finished() && Instant::now() < patience {
+                thread::yield_now();
+            }
+            let (at, was_over) = (look.at(), listing.is_finished());
+            if !was_over {
+                fs::write(&group, "0::/init.scope\n").unwrap();
+            }
+            (at, was_over, listing.join().unwrap())
+        })
+    };
+    assert_eq!(listed_again(None, &[]), (HANGS, false, BTreeSet::new()));
+    // The next look asks it nothing. It may be of any pod, unless it was listed.
+    let partly = BTreeSet::from([pod.clone()]);
+    for (of, found) in [(None, partly.clone()), (Some(&pod), partly), (Some(&other), BTreeSet::new())] {
+        assert_eq!(listed_again(of, &[HANGS]), (0, true, found), "{of:?}");
+    }
 }
