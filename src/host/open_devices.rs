@@ -149,6 +149,12 @@ impl FileLook {
         concerned.for_each(|(_, search)| search.is_whole = false);
     }
 
+    /// Of a test's processes: all of a pod were looked at.
+    #[cfg(test)]
+    pub fn looked_through(&self, pod: &PodUid) {
+        self.finish(pod);
+    }
+
     /// The look is at that process.
     pub(crate) fn stands_at(&self, pid: u32) {
         self.at.store(pid, Ordering::SeqCst);

@@ -7,7 +7,8 @@ use tracing::warn;
 
 use super::executor::{ExecuteError, Executor};
 use super::file_looks::Openers;
-use super::holders;
+use super::holders::{self, Holding};
+use super::unclaimed::located;
 use crate::ledger::{HeldDevice, HoldMode, Intent};
 use crate::model::claim::PodRef;
 use crate::model::names::DeviceUuid;
@@ -26,9 +27,11 @@ impl Executor {
         let gpus: Vec<_> = intent.devices.iter().map(|held| held.gpu.clone()).collect();
         let rightful = [intent.pods.as_slice(), &self.watchers(&gpus)].concat();
         let numbers = exclusive.iter().flat_map(|one| one.numbers.iter().copied()).collect();
-        let openers = match self.holders.openers(&numbers, &rightful, None) {
-            Ok(openers) => openers,
+        self.check_known(exclusive, intent, &rightful)?;
+        let openers = match self.holders.openers(&numbers, &rightful) {
+            Ok(found) => found.openers,
             Err(problem) => {
+                self.check_before(exclusive, intent, &problem)?;
                 warn!(
                     problem,
                     "who else has the claim's devices open cannot be told, and it gets them all the same"
@@ -44,6 +47,45 @@ impl Executor {
         let device = exclusive.iter().find(|one| one.numbers.contains(number)).or(exclusive.first());
         let device = device.map_or_else(|| "?".into(), |one| one.device.clone());
         Err(Refusal::Open { device, by: holders::listed(&holders::holders_of(openers)) }.into())
+    }
+
+    /// Of nobody who is known to have these devices open it is unknown whether he still has. Who has them open for sure is
+    /// found with everybody.
+    fn check_known(
+        &self,
+        exclusive: &[ExclusiveDevice],
+        intent: &Intent,
+        rightful: &[PodRef],
+    ) -> Result<(), ExecuteError> {
+        for (one, _, location) in located(exclusive, intent) {
+            let unclaimed = self.holders.unclaimed();
+            let known = unclaimed.holders_at(&location);
+            let numbers = one.numbers.iter().copied().collect();
+            let still = self.holders.known_openers(&numbers, rightful, &known);
+            if still.untold.is_some() {
+                let by = still.to_string();
+                unclaimed.still_held(&location, still);
+                return Err(Refusal::Open { device: one.device.clone(), by }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// None of these devices was held when an earlier process ended: who has them open cannot be told.
+    fn check_before(
+        &self,
+        exclusive: &[ExclusiveDevice],
+        intent: &Intent,
+        problem: &str,
+    ) -> Result<(), ExecuteError> {
+        for (one, _, location) in located(exclusive, intent) {
+            if self.holders.were_held_before([location].into_iter()) {
+                let untold = Some(problem.to_owned());
+                let by = Holding { untold, before: true, ..Holding::default() }.to_string();
+                return Err(Refusal::Open { device: one.device.clone(), by }.into());
+            }
+        }
+        Ok(())
     }
 
     /// The pods with administrative access to these GPUs.

@@ -319,13 +319,16 @@ impl Executor {
         match self.release(held, &key, cause) {
             Err(ReleaseError::Held(withheld)) if !same => {
                 warn!(claim = %record.intent.claim, %withheld, "still held, and recorded separately");
-                self.store.set_aside(held, uid)?;
+                let aside = self.store.set_aside(held, uid)?;
+                // Or the next look that can tell nothing would take it for free.
+                aside.into_iter().for_each(|aside| self.holders.withhold_as(&withheld, aside));
                 self.holders.settle(&key);
                 Ok(())
             }
             Err(ReleaseError::Owing(words)) if !record.gpus().iter().any(|gpu| gpus.contains(gpu)) => {
                 warn!(claim = %record.intent.claim, words = words.join("; "), "still to be undone, and recorded separately");
-                Ok(self.store.set_aside(held, uid)?)
+                self.store.set_aside(held, uid)?;
+                Ok(())
             }
             released => Ok(released.map_err(stuck("an earlier attempt was cut off"))?),
         }

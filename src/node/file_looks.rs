@@ -57,12 +57,15 @@ impl FileLooks {
         Self { processes, policy, counts, stuck: Arc::default(), limit: LOOK_LIMIT, stall: STALL }
     }
 
-    /// Those of these pods, with processes, that have one of the devices open, as far as that keeps others off the devices.
-    /// Blocks its thread for [`LOOK_LIMIT`] and a stall at most.
+    /// Those of these pods, with processes, that have one of the devices open, as far as that keeps others off the devices; and
+    /// those that were not looked through. Blocks its thread for [`LOOK_LIMIT`] and a stall at most.
     ///
     /// # Errors
     /// In words, if nobody can look.
-    pub fn openers(&self, pods: ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<Openers, String> {
+    pub fn openers(&self, pods: ByPod, devices: &BTreeSet<DeviceNumber>) -> Result<OpenDevices, String> {
+        if pods.is_empty() {
+            return Ok(OpenDevices::default());
+        }
         let looked = self.look(&pods, devices).inspect_err(|_| self.count_unmade());
         let OpenDevices { mut openers, unfinished } = looked?;
         if !unfinished.is_empty() {
@@ -77,14 +80,14 @@ impl FileLooks {
             );
         }
         if openers.is_empty() {
-            return Ok(openers);
+            return Ok(OpenDevices { openers, unfinished });
         }
         self.counts.strangers.inc();
         if self.policy == OpenDescriptors::Warn {
             let openers = in_words(std::mem::take(&mut openers));
             warn!(openers, "pods have a GPU open without a claim on it, and it is given all the same");
         }
-        Ok(openers)
+        Ok(OpenDevices { openers, unfinished })
     }
 
     /// A look could not be made.

@@ -11,6 +11,9 @@
 //! A process whose control group cannot be read may be any pod's: so where there are such, no pod is known to have ended
 //! but by kubelet's word, and a device that one of them has open is given to nobody.
 //!
+//! Where nobody can look, kubelet's word counts, and who may have a GPU open keeps nobody off it. What a look has seen held is
+//! held until another one could tell that it is not ([`Holding`]).
+//!
 //! A device that is not free yet is withheld: its record stays, so that no other claim gets the device; the device is
 //! tainted, its pods get an event, and the processes are listed again every [`AGAIN`]. A share taints its board only if
 //! its claim was taken away, not if kubelet has ended its pod. What no record names is [`super::unclaimed`]'s.
@@ -22,13 +25,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::file_looks::{FileLooks, Openers};
+use super::file_looks::{ByPod, FileLooks, Openers};
 use super::leavable::{LeavableThreads, THREADS_MAX};
 use super::listing::{LIST_LIMIT, Listing, Listings};
 use super::unclaimed::UnclaimedDevices;
 use crate::host::cgroup::ProcessOwner;
 use crate::host::device_nodes::NVIDIA_MAJOR;
-use crate::host::{DeviceNumber, PodProcesses, Processes};
+use crate::host::{DeviceNumber, OpenDevices, PodProcesses, Processes};
 use crate::inventory::FaultLocation;
 use crate::ledger::{HeldDevice, HoldMode, Record, RecordKey};
 use crate::model::claim::{ClaimRef, PodRef};
@@ -38,6 +41,8 @@ use crate::model::names::{ClaimUid, DeviceName, PodUid};
 pub const AGAIN: Duration = Duration::from_secs(2);
 /// Pods, and processes of each, that are named; of more the number is told.
 const NAMED: usize = 8;
+/// Why nobody knows whether those who had a device open have it open still.
+const NOT_ALL_LOOKED_AT: &str = "their open files could not all be looked at";
 
 /// A pod with processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,8 +69,19 @@ pub struct Withheld {
     pub claim: ClaimRef,
     pub cause: ReleaseCause,
     pub devices: Vec<HeldDevice>,
-    /// Or why that cannot be told.
-    pub by: Result<Vec<Holder>, String>,
+    pub by: Holding,
+}
+
+/// Who holds a device. What a look has seen held is not free because the next one could not tell: that needs a look which
+/// can, and sees nobody.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// By the last look that could tell.
+    pub holders: Vec<Holder>,
+    /// Why no look could since then.
+    pub untold: Option<String>,
+    /// An earlier process saw that it is held, and no look of this one could tell.
+    pub before: bool,
 }
 
 /// Who causes a release: whether the devices are free is believed accordingly.
@@ -115,9 +131,47 @@ impl Holders {
     /// In words, if the node's processes cannot be seen; or if none of the pods is seen to have any, and there are processes
     /// that may be theirs.
     pub fn running(&self, record: &Record, in_use: bool) -> Result<Vec<Holder>, String> {
+        let (found, untold) = self.listed(record, in_use)?;
+        match found.is_empty() && !untold.is_empty() {
+            true => Err(may_be_theirs(&untold)),
+            false => Ok(found),
+        }
+    }
+
+    /// The same, where kubelet has said that the pods have ended: it knows of processes that hide their pods, unless they were
+    /// seen in the claim's. Where nobody can look, it is believed, unless the pods were seen to hold the devices
+    /// (`was_seen`) after it had said so.
+    fn running_by_kubelet(
+        &self,
+        record: &Record,
+        in_use: bool,
+        was_seen: bool,
+        known: &[Holder],
+    ) -> Result<Vec<Holder>, String> {
+        match self.listed(record, in_use) {
+            Err(problem) if !was_seen => {
+                let claim = &record.intent.claim;
+                tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
+                Ok(Vec::new())
+            }
+            Err(problem) => Err(problem),
+            Ok((found, mut untold)) => {
+                let ran =
+                    |pid: &u32| known.iter().any(|one| one.hold == Hold::Runs && one.pids.contains(pid));
+                untold.retain(ran);
+                match found.is_empty() && !untold.is_empty() {
+                    true => Err(may_be_theirs(&untold)),
+                    false => Ok(found),
+                }
+            }
+        }
+    }
+
+    /// The pods of the record that have processes, and the processes of which nobody knows whose they are.
+    fn listed(&self, record: &Record, in_use: bool) -> Result<(Vec<Holder>, Vec<u32>), String> {
         let pods = &record.intent.pods;
         if pods.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), Vec::new()));
         }
         self.check_shown()?;
         let asked = Instant::now();
@@ -127,11 +181,7 @@ impl Holders {
         let holder = |pod: &PodRef| {
             Some(Holder { pod: pod.clone(), pids: now.by_pod.get(&pod.uid)?.clone(), hold: Hold::Runs })
         };
-        let found: Vec<_> = pods.iter().filter_map(holder).collect();
-        match found.is_empty() && !now.untold.is_empty() {
-            true => Err(may_be_theirs(&now.untold)),
-            false => Ok(found),
-        }
+        Ok((pods.iter().filter_map(holder).collect(), now.untold.clone()))
     }
 
     /// Those of these pods that may have processes, as far as can be told. Blocks its thread.
@@ -147,9 +197,8 @@ impl Holders {
         }
     }
 
-    /// The pods, but ours and these, that have one of these devices open and were not let administrate the node; `among`:
-    /// of these alone, as far as their processes are theirs still. Blocks its thread while all open files of the other
-    /// pods are looked at ([`FileLooks`]).
+    /// The pods, but ours and these, that have one of these devices open and were not let administrate the node, and those of
+    /// which that is not known. Blocks its thread while all open files of the other pods are looked at ([`FileLooks`]).
     ///
     /// # Errors
     /// In words, if nobody can look.
@@ -157,50 +206,90 @@ impl Holders {
         &self,
         devices: &BTreeSet<DeviceNumber>,
         rightful: &[PodRef],
-        among: Option<&[Holder]>,
-    ) -> Result<Openers, String> {
+    ) -> Result<OpenDevices, String> {
         if devices.is_empty() || !self.looks_at_files() {
-            return Ok(Openers::new());
+            return Ok(OpenDevices::default());
         }
-        let look = || self.look().inspect_err(|_| self.files.count_unmade());
-        let PodProcesses { by_pod: mut pods, untold } = (*look()?).clone();
+        self.files.openers(self.strangers(rightful)?, devices)
+    }
+
+    /// The processes of all pods but ours and these.
+    fn strangers(&self, rightful: &[PodRef]) -> Result<ByPod, String> {
+        let listed = self.look().inspect_err(|_| self.files.count_unmade())?;
+        let PodProcesses { by_pod: mut pods, untold } = (*listed).clone();
         if !untold.is_empty() {
             pods.insert(PodProcesses::UNTOLD.into(), untold);
-        }
-        if let Some(known) = among {
-            // A number may be that of another's process now.
-            pods.retain(|pod, pids| {
-                pids.retain(|pid| known.iter().any(|one| one.pod.uid == *pod && one.pids.contains(pid)));
-                !pids.is_empty()
-            });
         }
         pods.retain(|pod, _| {
             Some(pod) != self.own_pod.as_ref() && !rightful.iter().any(|known| known.uid == *pod)
         });
-        self.files.openers(pods, devices)
+        Ok(pods)
     }
 
-    /// The same, of devices that are to be free. Who could not look keeps nobody off them. Those are looked at first who
-    /// had them open the last time.
+    /// Who has devices open that are to be free. Those are looked at first who had them open the last time (`known`). Where
+    /// nobody can look, nobody is kept off a device but one that is known to be open, or was in an earlier process
+    /// (`before`).
     pub fn openers_again(
         &self,
         devices: &BTreeSet<DeviceNumber>,
         rightful: &[PodRef],
         known: &[Holder],
-    ) -> Vec<Holder> {
-        let known: Vec<_> = known.iter().filter(|one| one.hold == Hold::HasOpen).cloned().collect();
-        let look = |among: Option<&[Holder]>| match self.openers(devices, rightful, among) {
-            Ok(found) => holders_of(found),
+        before: bool,
+    ) -> Holding {
+        let still = self.known_openers(devices, rightful, known);
+        if !still.is_none() {
+            return still;
+        }
+        match self.openers(devices, rightful) {
+            Ok(found) => Holding::by(holders_of(found.openers)),
+            Err(problem) if before => Holding { untold: Some(problem), before, ..Holding::default() },
             Err(problem) => {
                 tracing::warn!(
                     problem,
                     "who else has a GPU open cannot be told, and it is given all the same"
                 );
-                Vec::new()
+                Holding::default()
+            }
+        }
+    }
+
+    /// Those of the known holders who have one of the devices open still, or of whom that cannot be told. Blocks as
+    /// [`Self::openers`] does.
+    pub fn known_openers(
+        &self,
+        devices: &BTreeSet<DeviceNumber>,
+        rightful: &[PodRef],
+        known: &[Holder],
+    ) -> Holding {
+        let is_rightful = |pod: &PodRef| rightful.iter().any(|one| one.uid == pod.uid);
+        let had_open = known.iter().filter(|one| one.hold == Hold::HasOpen && !is_rightful(&one.pod));
+        let known: Vec<Holder> = had_open.cloned().collect();
+        if known.is_empty() || devices.is_empty() || !self.looks_at_files() {
+            return Holding::default();
+        }
+        let mut pods = match self.strangers(rightful) {
+            Ok(pods) => pods,
+            Err(problem) => return Holding { untold: Some(problem), ..Holding::by(known) },
+        };
+        // A number may be that of another's process now. One that hides its pod since may be the one that was seen.
+        let is_its = |one: &Holder, pod: &PodUid| one.pod.uid == *pod || pod.as_str() == PodProcesses::UNTOLD;
+        pods.retain(|pod, pids| {
+            pids.retain(|pid| known.iter().any(|one| is_its(one, pod) && one.pids.contains(pid)));
+            !pids.is_empty()
+        });
+        let looked = self.files.openers(pods.clone(), devices);
+        let (found, untold) = match looked {
+            Err(problem) => (pods, Some(problem)),
+            Ok(OpenDevices { openers, unfinished }) => {
+                let untold = (!unfinished.is_empty()).then(|| NOT_ALL_LOOKED_AT.to_owned());
+                pods.retain(|pod, _| unfinished.contains(pod));
+                let open = openers.into_iter().map(|(pod, pids)| (pod, pids.into_keys().collect()));
+                let open: ByPod = open.filter(|(pod, _)| !pods.contains_key(pod)).collect();
+                pods.extend(open);
+                (pods, untold)
             }
         };
-        let still = if known.is_empty() { Vec::new() } else { look(Some(&known)) };
-        if still.is_empty() { look(None) } else { still }
+        Holding { untold, ..Holding::by(found.into_iter().map(has_open).collect()) }
     }
 
     fn check_shown(&self) -> Result<(), String> {
@@ -250,24 +339,27 @@ impl Holders {
             return None;
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
-        let running = match self.running(record, in_use) {
-            Err(problem) if cause == ReleaseCause::Kubelet => {
-                tracing::debug!(%claim, problem, "kubelet's word is taken that the pods have ended");
-                Ok(Vec::new())
+        let Holding { holders: known, before, .. } =
+            self.withheld_of(&key).map(|withheld| withheld.by).unwrap_or_default();
+        let before = before || self.were_held_before(devices.iter().map(location));
+        let running = match cause {
+            ReleaseCause::Kubelet => {
+                self.running_by_kubelet(record, in_use, before || !known.is_empty(), &known)
             }
-            running => running,
+            ReleaseCause::Api | ReleaseCause::Anew => self.running(record, in_use),
         };
-        let by = running.map(|by| match by.is_empty() {
-            true => {
-                let known = self.withheld_of(&key).and_then(|before| before.by.ok()).unwrap_or_default();
-                self.openers_again(&whole_gpus(&devices), rightful, &known)
-            }
-            false => by,
-        });
-        match by {
-            Ok(by) if by.is_empty() => None,
-            by => Some(Withheld { key, claim, cause, devices, by }),
-        }
+        let by = match running {
+            Err(problem) => Holding { holders: known, untold: Some(problem), before },
+            Ok(by) if by.is_empty() => self.openers_again(&whole_gpus(&devices), rightful, &known, before),
+            Ok(by) => Holding::by(by),
+        };
+        (!by.is_none()).then_some(Withheld { key, claim, cause, devices, by })
+    }
+
+    /// One of these was held when an earlier process ended, and this one has not looked yet. Where no process is ever shown,
+    /// there is nothing to wait for.
+    pub(super) fn were_held_before(&self, locations: impl Iterator<Item = FaultLocation>) -> bool {
+        self.processes.are_all_shown() && self.unclaimed.were_held_before(locations)
     }
 
     /// By device, why nobody new is to get it.
@@ -318,6 +410,14 @@ impl Holders {
         let all = self.withheld.borrow().keys().cloned().collect();
         *self.looked_at() = Some((Instant::now(), all));
         LookAtWithheld(self)
+    }
+
+    /// What is withheld by a record is recorded anew, with this key. Its holders were not looked at since.
+    pub fn withhold_as(&self, withheld: &Withheld, key: RecordKey) {
+        let untold =
+            Some("its claim was given other devices since, and this one was not looked at".to_owned());
+        let by = Holding { untold, ..withheld.by.clone() };
+        self.withhold(&Withheld { key, by, ..withheld.clone() });
     }
 
     /// What the record names is held by right, or by nobody any more.
@@ -379,11 +479,39 @@ impl Withheld {
 
     /// Who holds the devices, in words.
     pub fn holders(&self) -> String {
-        let by = match &self.by {
-            Ok(by) => by,
-            Err(problem) => return problem.clone(),
-        };
-        listed(by)
+        self.by.to_string()
+    }
+}
+
+impl Holding {
+    pub fn by(holders: Vec<Holder>) -> Self {
+        Self { holders, ..Self::default() }
+    }
+
+    /// Nobody holds it.
+    pub fn is_none(&self) -> bool {
+        self.holders.is_empty() && self.untold.is_none()
+    }
+}
+
+impl fmt::Display for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(problem) = &self.untold else { return f.write_str(&listed(&self.holders)) };
+        if !self.holders.is_empty() {
+            return write!(
+                f,
+                "{}; this was seen before, and whether it is still so cannot be told: {problem}",
+                listed(&self.holders)
+            );
+        }
+        match self.before {
+            true => write!(
+                f,
+                "processes that are not known: it was held when this driver was started again, and who holds it cannot be told: \
+                 {problem}"
+            ),
+            false => f.write_str(problem),
+        }
     }
 }
 
@@ -417,13 +545,12 @@ fn may_be_theirs(untold: &[u32]) -> String {
 
 /// Of pods of which nothing but the control group is known.
 pub(super) fn holders_of(found: Openers) -> Vec<Holder> {
-    let of = |uid| PodRef { namespace: String::new(), name: String::new(), uid };
-    let holder = |(pod, pids): (PodUid, BTreeMap<u32, _>)| Holder {
-        pod: of(pod),
-        pids: pids.into_keys().collect(),
-        hold: Hold::HasOpen,
-    };
-    found.into_iter().map(holder).collect()
+    found.into_iter().map(|(pod, pids)| has_open((pod, pids.into_keys().collect()))).collect()
+}
+
+fn has_open((uid, pids): (PodUid, Vec<u32>)) -> Holder {
+    let pod = PodRef { namespace: String::new(), name: String::new(), uid };
+    Holder { pod, pids, hold: Hold::HasOpen }
 }
 
 /// The device nodes of the whole GPUs among these, by the minor numbers in their names.

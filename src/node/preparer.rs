@@ -316,7 +316,8 @@ impl Preparer {
     fn tell_withheld<T>(&self, before: Option<&Withheld>, done: &Result<T, PrepareError>) {
         let Err(PrepareError::Release(ReleaseError::Held(withheld))) = done else { return };
         let pods = |withheld: &Withheld| {
-            withheld.by.as_ref().map(|by| by.iter().map(|one| one.pod.uid.clone()).collect::<Vec<_>>()).ok()
+            let holders = withheld.by.holders.iter().map(|one| one.pod.uid.clone());
+            (holders.collect::<Vec<_>>(), withheld.by.untold.is_some())
         };
         if before.is_none_or(|before| pods(before) != pods(withheld)) {
             warn!(claim = %withheld.claim, "ended or taken away, but held: {withheld}; no other claim gets its devices");

@@ -136,7 +136,7 @@ impl Reporter {
     /// Devices that are free by the API server's word, and held by processes: told to their pods and the claim
     /// that is gone, whether or not anybody can read them still.
     pub fn withheld(&self, withheld: &Withheld) {
-        let by = withheld.by.as_ref().map(Vec::as_slice).unwrap_or_default();
+        let by = withheld.by.holders.as_slice();
         let named = by.iter().map(|holder| &holder.pod).filter(|pod| !pod.name.is_empty());
         let message = conditions::withheld(&withheld.claim, &withheld.to_string());
         self.post(&withheld.claim, named, Severity::Warning, "DeviceWithheld", &message);

@@ -283,16 +283,17 @@ impl Store {
     }
 
     /// Gives what a claim owes, but for its container edits, a record apart, so that the claim itself has none and can be
-    /// prepared anew. A crash in between leaves both: what is undone twice does no harm.
-    pub fn set_aside(&self, held: &Held, claim: &ClaimUid) -> Result<(), StoreError> {
+    /// prepared anew. A crash in between leaves both: what is undone twice does no harm. Returns that record's key.
+    pub fn set_aside(&self, held: &Held, claim: &ClaimUid) -> Result<Option<RecordKey>, StoreError> {
         let own = RecordKey::Claim(claim.clone());
-        let Some(record) = self.get(&own) else { return Ok(()) };
+        let Some(record) = self.get(&own) else { return Ok(None) };
         let mut intent = record.intent;
         intent.steps.retain(|step| !matches!(step, Step::WriteCdi { .. }));
         intent.standing = Standing::Owed(self.free_number(claim));
         self.begin(held, &intent)?;
         self.mark(held, &intent.key(), Mark::Releasing)?;
-        self.end(held, &own)
+        self.end(held, &own)?;
+        Ok(Some(intent.key()))
     }
 
     fn free_number(&self, claim: &ClaimUid) -> u32 {

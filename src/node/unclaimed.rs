@@ -5,7 +5,8 @@
 //! So a device is looked at when its last claim has ended, when it was refused to a claim, and when this process starts.
 //! One that a pod has open is tainted as one that is withheld, and looked at every [`super::holders::AGAIN`]. Once a claim
 //! has the device, the claim's record says what becomes of it. What an earlier process withheld stays tainted until this one
-//! has looked: claims would be placed there in between, and their pods bound.
+//! has looked: claims would be placed there in between, and their pods bound. A look that could not be made takes nobody's
+//! taint away.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::executor::Executor;
 use super::file_looks::Openers;
-use super::holders::{self, Holder, ReleaseCause};
+use super::holders::{self, Holder, Holding, ReleaseCause};
 use super::lanes::Held;
 use super::preparer::Preparer;
 use super::store::StoreError;
@@ -67,7 +68,7 @@ struct OpenDevice {
     gpu: DeviceUuid,
     device: DeviceName,
     numbers: BTreeSet<DeviceNumber>,
-    by: Vec<Holder>,
+    by: Holding,
 }
 
 /// One device, or a place of it.
@@ -94,8 +95,7 @@ impl Unclaimed {
 
     /// By device, why nobody is to get it.
     pub fn by_location(&self) -> BTreeMap<FaultLocation, String> {
-        let words =
-            |open: &OpenDevice| format!("no claim has it, but it is held: {}", holders::listed(&open.by));
+        let words = |open: &OpenDevice| format!("no claim has it, but it is held: {}", open.by);
         let before = self.before.iter().map(|location| (location.clone(), NOT_LOOKED_AT.to_owned()));
         before.chain(self.open.iter().map(|(location, open)| (location.clone(), words(open)))).collect()
     }
@@ -169,8 +169,24 @@ impl UnclaimedDevices {
         });
     }
 
+    pub(super) fn were_held_before(&self, mut locations: impl Iterator<Item = FaultLocation>) -> bool {
+        let all = self.all.borrow();
+        locations.any(|location| all.before.contains(&location))
+    }
+
+    /// Who had it open the last time, without a claim on it.
+    pub(super) fn holders_at(&self, location: &FaultLocation) -> Vec<Holder> {
+        let all = self.all.borrow();
+        all.open.get(location).map(|open| open.by.holders.clone()).unwrap_or_default()
+    }
+
+    /// What is known of a device that is open.
+    pub(super) fn still_held(&self, location: &FaultLocation, by: Holding) {
+        self.change(|all| _ = all.open.get_mut(location).map(|open| open.by = by));
+    }
+
     fn set(&self, location: &FaultLocation, open: OpenDevice) {
-        self.change(|all| match open.by.is_empty() {
+        self.change(|all| match open.by.is_none() {
             true => _ = all.open.remove(location),
             false => _ = all.open.insert(location.clone(), open),
         });
@@ -204,10 +220,10 @@ impl Executor {
     /// A claim was not given these devices, because pods have some of them open.
     pub(super) fn note_open(&self, exclusive: &[ExclusiveDevice], intent: &Intent, openers: &Openers) {
         for (one, held, location) in located(exclusive, intent) {
-            let by = holders::holders_of(openers_of(openers, &one.numbers));
+            let by = Holding::by(holders::holders_of(openers_of(openers, &one.numbers)));
             let numbers = one.numbers.iter().copied().collect();
             let unclaimed = self.holders.unclaimed();
-            match (by.is_empty(), &held.mig) {
+            match (by.is_none(), &held.mig) {
                 (false, _) => {
                     let open = OpenDevice { gpu: held.gpu.clone(), device: one.device.clone(), numbers, by };
                     unclaimed.set(&location, open);
@@ -263,10 +279,16 @@ impl Executor {
             && !is_held(&on, gpu, &location)
         {
             let numbers = one.numbers.into_iter().collect();
-            let by = self.holders.openers_again(&numbers, &rightful, &[]);
+            let before = self.holders.were_held_before([location.clone()].into_iter());
+            let known = unclaimed.holders_at(&location);
+            let by = self.holders.openers_again(&numbers, &rightful, &known, before);
+            if by.before {
+                debug!(%uuid, %by, "it stays due");
+                return Ok(None);
+            }
             let is_known = unclaimed.all.borrow().open.contains_key(&location);
-            let words = format!("{} ({uuid}): {}", one.device, holders::listed(&by));
-            found = claim.filter(|_| !by.is_empty() && !is_known).map(|claim| (claim, words));
+            let words = format!("{} ({uuid}): {by}", one.device);
+            found = claim.filter(|_| !by.is_none() && !is_known).map(|claim| (claim, words));
             unclaimed.set(&location, OpenDevice { gpu: gpu.clone(), device: one.device, numbers, by });
         }
         unclaimed.change(|all| {
@@ -286,7 +308,7 @@ impl Executor {
         gpus: &NodeGpus,
     ) -> OpenDevice {
         if is_held(on_board, &open.gpu, location) {
-            return OpenDevice { by: Vec::new(), ..open };
+            return OpenDevice { by: Holding::default(), ..open };
         }
         let mut rightful = watchers.to_vec();
         let numbers = match location {
@@ -303,7 +325,7 @@ impl Executor {
                 open.numbers.clone()
             }
         };
-        let by = self.holders.openers_again(&numbers, &rightful, &open.by);
+        let by = self.holders.openers_again(&numbers, &rightful, &open.by.holders, false);
         OpenDevice { by, numbers, ..open }
     }
 
@@ -315,7 +337,7 @@ impl Executor {
         let numbers = all.into_iter().flatten().flat_map(|one| one.numbers).collect();
         let boards: BTreeSet<DeviceUuid> = devices.values().map(|due| due.gpu.clone()).collect();
         let rightful = self.watchers(&boards.into_iter().collect::<Vec<_>>());
-        self.holders.openers(&numbers, &rightful, None).is_ok_and(|openers| openers.is_empty())
+        self.holders.openers(&numbers, &rightful).is_ok_and(|found| found.openers.is_empty())
     }
 
     /// None of a device that is not there, or that nobody gets alone.
@@ -418,7 +440,7 @@ fn is_held(on_board: &[Intent], gpu: &DeviceUuid, location: &FaultLocation) -> b
     })
 }
 
-fn located<'a>(
+pub(super) fn located<'a>(
     exclusive: &'a [ExclusiveDevice],
     intent: &'a Intent,
 ) -> impl Iterator<Item = (&'a ExclusiveDevice, &'a HeldDevice, FaultLocation)> {

@@ -24,7 +24,7 @@ use tranche::node::sweeper;
 use tranche::nvml::GpuEvent;
 
 use crate::fake_mps::Trouble;
-use crate::holders::{Opener, STRANGE};
+use crate::holders::{Opener, STRANGE, hide_processes, show_processes};
 use crate::mock_api::{MockApi, PATIENCE, Verb};
 use crate::site::{Claim, NODE, PluginRun, Site, uuid};
 
@@ -192,6 +192,16 @@ impl Run<'_> {
         let mut device_faults = self.device_faults.clone();
         let found = tokio::time::timeout(PATIENCE, device_faults.wait_for(holds)).await.is_ok();
         assert!(found, "waited in vain for {what}: {:?}", self.device_faults.borrow());
+    }
+
+    async fn until_metric(&self, name: &str, at_least: f64) {
+        let there = async {
+            while self.plugin.metric(name) < at_least {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let found = tokio::time::timeout(PATIENCE, there).await.is_ok();
+        assert!(found, "{name} is {} and not {at_least}", self.plugin.metric(name));
     }
 
     async fn until_published(&self, what: &str, holds: impl Fn(&Publication) -> bool) {
@@ -480,6 +490,65 @@ async fn a_gpu_that_nobody_has_and_a_strange_pod_has_open_is_tainted_before_a_cl
         run.plugin.prepared(&next, "free").await;
         run.end().await;
     }
+}
+
+/// Looks that fail tell nothing of a device that was open: neither sweeps nor claims get to think that it is free.
+#[tokio::test]
+async fn a_device_that_was_seen_open_stays_tainted_while_nobody_can_look() {
+    let node = TestNode::new();
+    let run = node.start();
+    let next = Claim::new("next", &["gpu-0"]).reserved_for(&[POD]);
+    let other = Claim::new("other", &["gpu-1"]).reserved_for(&[POD]);
+    for claim in [&next, &other] {
+        node.site.api.put(claim);
+    }
+    let opener = Opener::of(&node.site, (195, 0));
+    run.plugin.refused(&next, &["gpu-0 is not free yet", "process 4712"]).await;
+    node.until_taints(0, &[WITHHELD]).await;
+    hide_processes(&node.site);
+    for _ in 0..2 {
+        run.plugin.refused(&next, &["gpu-0 is not free yet", "process 4712", "this was seen before"]).await;
+        assert_eq!(run.plugin.sweep().await.unwrap(), sweeper::Sweep::default());
+        let kept = run.plugin.preparer.executor.holders.kept_from_others();
+        assert!(
+            kept.len() == 1 && kept.values().all(|words| words.contains("this was seen before")),
+            "{kept:?}"
+        );
+    }
+    run.plugin.prepared(&other, "nobody was seen to have it").await;
+    show_processes(&node.site);
+    drop(opener);
+    run.plugin.sweep().await.unwrap();
+    node.until_taints(0, &[]).await;
+    run.plugin.prepared(&next, "free").await;
+    run.end().await;
+}
+
+/// The look of a new process fails: it knows from the one before that the device was held.
+#[tokio::test]
+async fn what_was_open_before_a_start_stays_tainted_until_a_look_could_tell() {
+    let node = TestNode::new();
+    let run = node.start();
+    let next = Claim::new("next", &["gpu-0"]).reserved_for(&[POD]);
+    node.site.api.put(&next);
+    let opener = Opener::of(&node.site, (195, 0));
+    run.plugin.refused(&next, &["gpu-0 is not free yet"]).await;
+    node.until_taints(0, &[WITHHELD]).await;
+    node.until_file().await;
+    run.end().await;
+    hide_processes(&node.site);
+    let run = node.start().with_sweeper();
+    // The first three are of the first look at both GPUs.
+    run.until_metric("tranche_unmade_file_looks_total", 6.0).await;
+    assert_eq!((node.taints(0), node.taints(1)), (Some(vec![WITHHELD.to_owned()]), Some(vec![])));
+    run.plugin.refused(&next, &["gpu-0 is not free yet", "when this driver was started again"]).await;
+    show_processes(&node.site);
+    let is_found = |faults: &DeviceFaults| faults.iter().any(|one| one.words.contains("process 4712"));
+    run.until("what is found again", is_found).await;
+    drop(opener);
+    node.until_taints(0, &[]).await;
+    run.plugin.prepared(&next, "free").await;
+    run.end().await;
 }
 
 /// What a new process hears of first, the GPUs or what is withheld, is left to chance.

@@ -308,7 +308,8 @@ impl Opener {
 impl Drop for Opener {
     fn drop(&mut self) {
         let _ = (self.child.kill(), self.child.wait());
-        fs::remove_dir_all(&self.shown).unwrap();
+        let removed = fs::remove_dir_all(&self.shown);
+        assert!(removed.is_ok() || std::thread::panicking(), "{removed:?}");
     }
 }
 
@@ -371,7 +372,70 @@ async fn where_edits_are_not_removed_at_once_the_device_is_not_released_unseen()
     }
 }
 
-/// A record of before pods were recorded, or of a claim that was reserved for none.
+/// They are there, and nobody can tell.
+pub fn hide_processes(site: &Site) {
+    fs::rename(site.path("processes"), site.path("hidden")).unwrap();
+}
+
+pub fn show_processes(site: &Site) {
+    fs::rename(site.path("hidden"), site.path("processes")).unwrap();
+}
+
+/// One read of /proc that does not come back is no reason to give away what was seen held a moment before.
+#[tokio::test]
+async fn a_look_that_fails_frees_nothing_that_was_seen_held() {
+    let mine = whole("mine");
+    for opened in [false, true] {
+        let site = with_pod(&mine).await;
+        let plugin = site.start_plugin();
+        let opener = opened.then(|| Opener::of(&site, (195, 0)));
+        if opened {
+            site.ends(PID);
+        }
+        site.api.put(&next());
+        plugin.unprepare(&mine).await.expect("the pod may go");
+        for _ in 0..2 {
+            hide_processes(&site);
+            for _ in 0..2 {
+                assert_eq!(plugin.sweep().await.unwrap(), withheld(), "opened: {opened}");
+            }
+            let pid = if opened { "process 4712" } else { "process 4711" };
+            plugin
+                .refused(&next(), &["gpu-0 is not free yet", pid, "this was seen before", "No such file"])
+                .await;
+            show_processes(&site);
+            assert_eq!(plugin.sweep().await.unwrap(), withheld(), "opened: {opened}");
+        }
+        match opener {
+            Some(opener) => drop(opener),
+            None => site.ends(PID),
+        }
+        assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+        plugin.prepared(&next(), "free").await;
+    }
+    // By whom nobody was ever seen, kubelet is believed: it would be asked for ever.
+    let site = with_pod(&mine).await;
+    let plugin = site.start_plugin();
+    hide_processes(&site);
+    site.api.remove(&mine);
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    plugin.unprepare(&mine).await.unwrap();
+    site.check_empty("by kubelet's word");
+}
+
+/// It changes its control group's name once it was seen.
+#[tokio::test]
+async fn a_process_that_was_seen_and_hides_then_holds_its_device_still() {
+    let mine = whole("mine");
+    let site = with_pod(&mine).await;
+    let plugin = site.start_plugin();
+    plugin.unprepare(&mine).await.expect("the pod may go");
+    hide(&site, PID);
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    site.ends(PID);
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
+}
+
 /// A sweep that judged the claim before had to wait for the lane that kubelet's call held.
 #[tokio::test]
 async fn edits_of_a_claim_that_is_being_released_are_not_written_again() {
@@ -389,6 +453,7 @@ async fn edits_of_a_claim_that_is_being_released_are_not_written_again() {
     assert_eq!(site.edits(&mine), None);
 }
 
+/// A record of before pods were recorded, or of a claim that was reserved for none.
 #[tokio::test]
 async fn a_gpu_of_a_claim_without_pods_is_held_by_a_strange_pod_too() {
     let mine = Claim::new("mine", &["gpu-0"]);
@@ -533,7 +598,10 @@ async fn a_claim_that_is_allocated_anew_leaves_its_old_device_held() {
     site.api.put(&next());
     plugin.prepared(&anew, "on another GPU").await;
     assert!(site.path("ledger/uid-mine-owed-0.rec").exists(), "as earlier versions have it");
-    plugin.refused(&next(), &["gpu-0"]).await;
+    plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
+    hide_processes(&site);
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    show_processes(&site);
     assert_eq!(plugin.sweep().await.unwrap(), withheld());
     plugin.refused(&next(), &["gpu-0 is not free yet", "process 4711"]).await;
     assert!(site.edits(&anew).is_some());

@@ -82,7 +82,7 @@ fn a_process_that_holds_a_look_up_is_left_and_the_others_are_looked_at() {
     let (let_go, held_up) = channel();
     let looks = standing(OpenDescriptors::Withhold, &[1], held_up);
     let devices = BTreeSet::from([(195, 0)]);
-    let found = looks.openers(pods(), &devices).unwrap();
+    let found = looks.openers(pods(), &devices).unwrap().openers;
     assert_eq!(found.keys().collect::<Vec<_>>(), [&PodUid::new("second")]);
     assert_eq!(looks.counts.strangers.get(), 1);
     assert_eq!(looks.counts.unfinished.get(), 2, "neither was looked through");
@@ -98,7 +98,7 @@ fn a_pod_with_many_processes_that_hold_looks_up_hides_no_other_pod() {
     let looks = standing(OpenDescriptors::Withhold, &[1, 2, 3], held_up);
     let looks = FileLooks { limit: Duration::from_secs(3), ..looks };
     let pods = BTreeMap::from([("first".into(), vec![1, 2, 3]), ("second".into(), vec![4])]);
-    let found = looks.openers(pods, &BTreeSet::from([(195, 0)])).unwrap();
+    let found = looks.openers(pods, &BTreeSet::from([(195, 0)])).unwrap().openers;
     assert_eq!(found.keys().collect::<Vec<_>>(), [&PodUid::new("second")]);
     drop(let_go);
     until_none_stands(&looks);
@@ -115,15 +115,20 @@ fn who_holds_many_looks_up_counts_once_and_nobody_looks_at_eight_such() {
         Arc::new(look)
     };
     locked(&looks.stuck).extend((0..STUCK_MAX).map(|_| at(1)));
-    assert_eq!(looks.openers(pods(), &devices).unwrap().len(), 1, "the ninth look passes it over");
+    assert_eq!(looks.openers(pods(), &devices).unwrap().openers.len(), 1, "the ninth look passes it over");
     assert_eq!(looks.counts.unmade.get(), 0);
     // As many processes as that: nobody looks any more, and says so.
     locked(&looks.stuck).extend((3..=8).map(at));
-    assert_eq!(looks.openers(pods(), &devices).unwrap().len(), 1);
+    assert_eq!(looks.openers(pods(), &devices).unwrap().openers.len(), 1);
     locked(&looks.stuck).push(at(9));
     let words = looks.openers(pods(), &devices).unwrap_err();
     assert!(words.contains("8 processes hold up 15 looks"), "{words}");
     assert_eq!(looks.counts.unmade.get(), 1);
+    assert_eq!(
+        looks.openers(ByPod::new(), &devices),
+        Ok(OpenDevices::default()),
+        "there is nothing to look at"
+    );
     // Threads are bounded, too.
     locked(&looks.stuck).retain(|look| look.at() == 1);
     locked(&looks.stuck).extend((STUCK_MAX..STUCK_THREADS_MAX).map(|_| at(1)));
@@ -134,7 +139,7 @@ fn who_holds_many_looks_up_counts_once_and_nobody_looks_at_eight_such() {
 #[test]
 fn who_is_only_to_warn_gives_the_device_and_counts() {
     let looks = looks(OpenDescriptors::Warn);
-    assert!(looks.is_on() && looks.openers(pods(), &BTreeSet::from([(195, 0)])).unwrap().is_empty());
+    assert!(looks.is_on() && looks.openers(pods(), &BTreeSet::from([(195, 0)])).unwrap().openers.is_empty());
     assert_eq!(looks.counts.strangers.get(), 1);
 }
 

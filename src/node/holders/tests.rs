@@ -1,5 +1,5 @@
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Mutex, PoisonError};
 
@@ -28,7 +28,9 @@ pub(in crate::node) struct Fake {
     /// Processes whose control groups cannot be read.
     pub untold: Vec<u32>,
     /// There are more processes than can be listed in time.
-    pub crowded: bool,
+    pub crowded: AtomicBool,
+    /// Nobody's files can be looked through.
+    pub unfinished: AtomicBool,
 }
 
 impl Fake {
@@ -64,11 +66,14 @@ impl Processes for Fake {
         self.wait_until_let_go();
         let found =
             PodProcesses { by_pod: BTreeMap::from([("uid".into(), vec![7])]), untold: self.untold.clone() };
-        if self.crowded { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
+        if self.crowded.load(Ordering::SeqCst) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
     }
     fn look_at_files(&self, look: &FileLook) {
         if let Some(device) = self.open {
             look.opened_everywhere(device);
+        }
+        if !self.unfinished.load(Ordering::SeqCst) {
+            look.each(|look, pod, _| look.looked_through(pod));
         }
     }
     fn are_all_shown(&self) -> bool {
@@ -121,7 +126,7 @@ fn where_processes_cannot_be_seen_kubelet_is_believed_and_the_api_server_is_not(
     let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, true, &[]).unwrap();
     assert!(held.holders().contains("hostPID"), "{held}");
     assert_eq!(holders.files.unmade(), 1, "who has the GPU open could not be told to kubelet");
-    holders.openers(&BTreeSet::from([(195, 0)]), &[], None).unwrap_err();
+    holders.openers(&BTreeSet::from([(195, 0)]), &[]).unwrap_err();
     assert_eq!(holders.files.unmade(), 2);
     assert_eq!(holders.pods_of(vec![7]), [] as [PodUid; 0], "the numbers may mean others");
 }
@@ -163,13 +168,72 @@ fn a_gpu_that_a_process_has_open_which_hides_is_given_to_nobody() {
     assert_eq!(held.holders(), words);
     assert_eq!(holders.hold(&record(HoldMode::Mig, "other"), ReleaseCause::Kubelet, true, &rightful), None);
     let opened = BTreeSet::from([(195, 0)]);
-    let found = holders_of(holders.openers(&opened, &rightful, None).unwrap());
-    assert_eq!(holders.openers_again(&opened, &rightful, &found), found);
+    let found = holders_of(holders.openers(&opened, &rightful).unwrap().openers);
+    assert_eq!(holders.openers_again(&opened, &rightful, &found, false), Holding::by(found));
+}
+
+fn stranger(pids: &[u32]) -> Holder {
+    has_open(("uid".into(), pids.to_vec()))
+}
+
+/// Nobody could keep others off GPUs by files that nobody can look through, or by more processes than can be listed.
+#[test]
+fn who_had_a_device_open_has_it_until_a_look_could_tell_and_nobody_else_is_supposed_to() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let again =
+        |known: &[Holder], before| holders.openers_again(&BTreeSet::from([(195, 0)]), &[], known, before);
+    let words = |found: &Holding| (found.holders.clone(), found.untold.is_some(), found.before);
+    let both = [stranger(&[7, 9]), has_open(("gone".into(), vec![10]))];
+    assert_eq!(again(&both, true), Holding::default());
+    // Of the processes that were seen one is there still.
+    processes.unfinished.store(true, Ordering::SeqCst);
+    let found = again(&both, false);
+    assert_eq!(words(&found), (vec![stranger(&[7])], true, false));
+    assert!(found.to_string().contains("process 7 of pod uid, which has it open"), "{found}");
+    assert!(found.to_string().contains("seen before") && found.to_string().contains(NOT_ALL_LOOKED_AT));
+    assert_eq!(
+        again(&[stranger(&[9])], true),
+        Holding::default(),
+        "it has ended, and the others are not known"
+    );
+    assert_eq!(holders.openers_again(&BTreeSet::new(), &[], &both, true), Holding::default());
+    processes.unfinished.store(false, Ordering::SeqCst);
+    processes.crowded.store(true, Ordering::SeqCst);
+    let found = again(&both, false);
+    assert_eq!(words(&found), (both.to_vec(), true, false));
+    assert!(found.to_string().contains("timed out"), "{found}");
+    assert_eq!(again(&[], false), Holding::default());
+    let ran = Holder { hold: Hold::Runs, ..stranger(&[7]) };
+    assert_eq!(again(&[ran], false), Holding::default(), "that was settled by a listing");
+    let found = again(&[], true);
+    assert_eq!(words(&found), (vec![], true, true));
+    assert!(found.to_string().contains("when this driver was started again"), "{found}");
+    processes.crowded.store(false, Ordering::SeqCst);
+    assert_eq!(again(&both, true), Holding::default());
+}
+
+/// The claims of a start are judged by looks that may fail, too.
+#[test]
+fn what_an_earlier_process_withheld_is_not_released_unseen() {
+    let processes = Arc::new(Fake { shown: true, crowded: true.into(), ..Fake::default() });
+    let holders = holders(&processes, None);
+    let record = record(HoldMode::Whole, "other");
+    let hold = || holders.hold(&record, ReleaseCause::Kubelet, true, &[]);
+    holders.unclaimed().remember(record.intent.devices.iter().map(location).collect());
+    let held = hold().unwrap();
+    assert!(held.by.before && held.holders().contains("timed out"), "{held}");
+    holders.withhold(&held);
+    // It is known by the record from now on.
+    holders.unclaimed().remember(BTreeSet::new());
+    assert_eq!(hold(), Some(held));
+    processes.crowded.store(false, Ordering::SeqCst);
+    assert_eq!(hold(), None);
 }
 
 #[test]
 fn where_processes_cannot_be_listed_in_time_kubelet_is_believed_and_the_api_server_is_not() {
-    let processes = Arc::new(Fake { shown: true, crowded: true, ..Fake::default() });
+    let processes = Arc::new(Fake { shown: true, crowded: true.into(), ..Fake::default() });
     let holders = holders(&processes, None);
     assert_eq!(holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Kubelet, true, &[]), None);
     assert_eq!(holders.files.unmade(), 1, "nobody looked who has the GPU open");
@@ -218,7 +282,7 @@ fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
     let holders = holders(&processes, None);
     let known = |pids: &[u32]| Holder { hold: Hold::HasOpen, ..holder("", pids) };
     let again = |known: &[Holder], rightful: &[PodRef]| {
-        holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known)
+        holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known, false).holders
     };
     let pod = PodRef { namespace: String::new(), name: String::new(), uid: "uid".into() };
     assert_eq!(again(&[known(&[7, 9])], &[]), [Holder { pod: pod.clone(), ..known(&[7]) }]);
@@ -237,7 +301,7 @@ fn holders_are_named_with_their_numbers_and_not_without_end() {
     let words = holder("train-0", &many).to_string();
     assert_eq!(words, "processes 1, 2, 3, 4, 5, 6, 7, 8 and 492 more of pod team/train-0 (uid)");
     let claim = ClaimRef { namespace: "team".into(), name: "c".into(), uid: "u".into() };
-    let by = Ok(vec![holder("train-0", &[7]); 20]);
+    let by = Holding::by(vec![holder("train-0", &[7]); 20]);
     let key = RecordKey::Claim(claim.uid.clone());
     let words = Withheld { key, claim, cause: ReleaseCause::Api, devices: Vec::new(), by }.to_string();
     assert!(words.ends_with("processes of 12 more pods") && words.len() < 1024, "{words}");
