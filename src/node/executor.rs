@@ -4,7 +4,7 @@
 //! prepare: recorded and real? ─yes→ write the container edits anew if they name what has changed → answer
 //!          ─no→ clear what is half done → plan → ledger.begin (durable) → step, mark, step, mark … → ready → answer
 //!                                                                      └ a step fails → undo all, last first
-//! release: container edits away → held by a process? then it stays → ledger.releasing → [kubelet may be answered]
+//! release: container edits away → held by a process, or not to be told? then it stays → ledger.releasing → [kubelet may be answered]
 //!          → undo all, last first, each tried → ledger.end
 //! ```
 //! Every function here blocks its thread, and is called with the lanes of the GPUs concerned held.
@@ -363,7 +363,13 @@ impl Executor {
             self.mark_releasing(held, &record);
         }
         let same_boot = record.intent.boot == self.boot;
-        let looked = if same_boot { self.held_still(&record, cause) } else { Ok(None) };
+        let mut looked = if same_boot { self.held_still(&record, cause) } else { Ok(None) };
+        if cause == ReleaseCause::Api
+            && let Err(problem) = &looked
+        {
+            // Nothing may be undone under pods that may run: the record stays as it is.
+            looked = Ok(self.holders.not_looked_at(&record, cause, problem));
+        }
         if let Ok(Some(withheld)) = looked {
             self.holders.withhold(&withheld);
             return Err(ReleaseError::Held(Box::new(withheld)));

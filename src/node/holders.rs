@@ -333,15 +333,12 @@ impl Holders {
         in_use: bool,
         rightful: &[PodRef],
     ) -> Option<Withheld> {
-        let devices = record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin);
-        let devices: Vec<_> = devices.cloned().collect();
+        let devices = kept_devices(record);
         if devices.is_empty() || cause == ReleaseCause::Anew {
             return None;
         }
         let (key, claim) = (record.intent.key(), record.intent.claim.clone());
-        let Holding { holders: known, before, .. } =
-            self.withheld_of(&key).map(|withheld| withheld.by).unwrap_or_default();
-        let before = before || self.were_held_before(devices.iter().map(location));
+        let Holding { holders: known, before, .. } = self.known_of(&key, &devices);
         let running = match cause {
             ReleaseCause::Kubelet => {
                 self.running_by_kubelet(record, in_use, before || !known.is_empty(), &known)
@@ -354,6 +351,20 @@ impl Holders {
             Ok(by) => Holding::by(by),
         };
         (!by.is_none()).then_some(Withheld { key, claim, cause, devices, by })
+    }
+
+    /// The same of a record whose processes cannot be looked at.
+    pub fn not_looked_at(&self, record: &Record, cause: ReleaseCause, problem: &str) -> Option<Withheld> {
+        let (key, claim, devices) = (record.intent.key(), record.intent.claim.clone(), kept_devices(record));
+        let by = Holding { untold: Some(problem.to_owned()), ..self.known_of(&key, &devices) };
+        (!devices.is_empty()).then_some(Withheld { key, claim, cause, devices, by })
+    }
+
+    /// What the last look at what the record withholds has found, or an earlier process.
+    fn known_of(&self, key: &RecordKey, devices: &[HeldDevice]) -> Holding {
+        let known = self.withheld_of(key).map(|withheld| withheld.by).unwrap_or_default();
+        let before = known.before || self.were_held_before(devices.iter().map(location));
+        Holding { before, ..known }
     }
 
     /// One of these was held when an earlier process ended, and this one has not looked yet. Where no process is ever shown,
@@ -551,6 +562,11 @@ pub(super) fn holders_of(found: Openers) -> Vec<Holder> {
 fn has_open((uid, pids): (PodUid, Vec<u32>)) -> Holder {
     let pod = PodRef { namespace: String::new(), name: String::new(), uid };
     Holder { pod, pids, hold: Hold::HasOpen }
+}
+
+/// What others are kept off while the record's devices are held.
+fn kept_devices(record: &Record) -> Vec<HeldDevice> {
+    record.intent.devices.iter().filter(|held| held.mode != HoldMode::Admin).cloned().collect()
 }
 
 /// The device nodes of the whole GPUs among these, by the minor numbers in their names.

@@ -436,6 +436,36 @@ async fn a_process_that_was_seen_and_hides_then_holds_its_device_still() {
     assert_eq!(plugin.sweep().await.unwrap(), Sweep { rolled_back: 1, ..Sweep::default() });
 }
 
+/// A sweep keeps on trying, and a new process does.
+#[tokio::test]
+async fn where_edits_cannot_be_removed_nothing_is_undone_under_a_pod_whose_claim_was_taken_away() {
+    let mine = Claim::new("mine", &["gpu-0"]).share("60Gi", "25").reserved_for(&[POD]);
+    let site = with_pod(&mine).await;
+    let plugin = site.start_plugin();
+    let kept = site.mps.kept();
+    site.api.remove(&mine);
+    plugin.host.faults(|_, verb| (verb == Verb::Remove).then_some(Fault::Fails(EIO)));
+    for _ in 0..3 {
+        assert_eq!(plugin.sweep().await.unwrap(), withheld());
+        assert!(site.is_ready(&mine) && site.edits(&mine).is_some());
+        assert_eq!(site.mps.kept(), kept, "its servers go on");
+        let told: Vec<_> = plugin.preparer.executor.holders.kept_from_others().into_values().collect();
+        assert!(told.len() == 1 && told[0].contains("removing container edits"), "{told:?}");
+    }
+    drop(plugin);
+    let plugin = site.start_plugin();
+    assert_eq!(plugin.sweep().await.unwrap(), withheld());
+    assert_eq!((site.mps.kept(), site.edits(&mine)), (kept, None));
+    assert_eq!(
+        plugin.preparer.executor.holders.kept_from_others().len(),
+        1,
+        "as what the API server took away"
+    );
+    site.ends(PID);
+    assert_eq!(plugin.sweep().await.unwrap(), Sweep { released: 1, ..Sweep::default() });
+    site.check_empty("swept");
+}
+
 /// A sweep that judged the claim before had to wait for the lane that kubelet's call held.
 #[tokio::test]
 async fn edits_of_a_claim_that_is_being_released_are_not_written_again() {
