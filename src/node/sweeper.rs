@@ -225,7 +225,7 @@ fn in_turn(mut records: Vec<RecordKey>, turn: usize) -> Vec<RecordKey> {
     records
 }
 
-/// Deals with one record. False if nobody could be asked whether it is wanted.
+/// Deals with one record. False if nobody could be asked whether it is wanted, or nobody looked whether it is held.
 #[instrument(
     level = "error",
     name = "sweep",
@@ -238,7 +238,9 @@ fn in_turn(mut records: Vec<RecordKey>, turn: usize) -> Vec<RecordKey> {
 )]
 async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &mut DriverFiles) -> bool {
     let (executor, claim) = (&preparer.executor, record.intent.claim.clone());
-    let (what, result) = match verdict(preparer, &record, &executor.pool).await {
+    let verdict = verdict(preparer, &record, &executor.pool).await;
+    let is_wanted = matches!(verdict, Verdict::Fine(_));
+    let (what, result) = match verdict {
         Verdict::Unknown => return false,
         Verdict::Fine(allocated) => {
             executor.holders.settle(&record.intent.key());
@@ -263,6 +265,7 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
         return true;
     }
     sweep.count(what, &result);
+    let is_decided = is_wanted || is_looked_at(&result);
     match result {
         // The preparer has said so, once.
         Err(PrepareError::Release(ReleaseError::Held(_))) => {}
@@ -272,7 +275,17 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
         }
         Ok(_) => preparer.metrics.repair(what.word()),
     }
-    true
+    is_decided
+}
+
+/// A setting is put back after that look.
+fn is_looked_at(released: &Result<bool, PrepareError>) -> bool {
+    let looked_at = |error: &ReleaseError| matches!(error, ReleaseError::Held(_) | ReleaseError::Owing(_));
+    match released {
+        Ok(_) => true,
+        Err(PrepareError::Release(error)) => looked_at(error),
+        Err(_) => false,
+    }
 }
 
 /// Writes the container edits of a ready claim again, if what they name has changed.

@@ -27,6 +27,7 @@ use crate::fake_mps::Trouble;
 use crate::holders::{Opener, STRANGE, hide_processes, show_processes};
 use crate::mock_api::{MockApi, PATIENCE, Verb};
 use crate::site::{Claim, NODE, PluginRun, Site, uuid};
+use crate::stop_at::{self, EIO, Fault};
 
 const SLICES: &str = "resourceslices";
 
@@ -548,6 +549,38 @@ async fn what_was_open_before_a_start_stays_tainted_until_a_look_could_tell() {
     drop(opener);
     node.until_taints(0, &[]).await;
     run.plugin.prepared(&next, "free").await;
+    run.end().await;
+}
+
+/// A record that could not be dealt with at the start says nothing of who holds its device.
+#[tokio::test]
+async fn what_was_withheld_before_a_start_stays_so_until_its_record_was_looked_at() {
+    let node = TestNode::new();
+    let run = node.start();
+    let mine = Claim::new("mine", &["gpu-0"]).reserved_for(&[POD]);
+    node.site.api.put(&mine);
+    run.plugin.prepared(&mine, "before").await;
+    node.site.runs(4711, POD);
+    run.plugin.unprepare(&mine).await.unwrap();
+    node.until_taints(0, &[WITHHELD]).await;
+    node.until_file().await;
+    run.end().await;
+    let opener = Opener::of(&node.site, (195, 1));
+    let run = node.start();
+    run.plugin.host.faults(|_, verb| (verb == stop_at::Verb::Remove).then_some(Fault::Fails(EIO)));
+    let run = run.with_sweeper();
+    // Once this is known, the first sweep is over; and a later look.
+    node.until_taints(1, &[WITHHELD]).await;
+    drop(opener);
+    node.until_taints(1, &[]).await;
+    assert_eq!(node.taints(0), Some(vec![WITHHELD.to_owned()]));
+    run.plugin.host.no_faults();
+    run.plugin.sweep().await.unwrap();
+    let is_found = |faults: &DeviceFaults| faults.iter().any(|one| one.words.contains("process 4711"));
+    run.until("what is found again", is_found).await;
+    node.site.ends(4711);
+    run.plugin.sweep().await.unwrap();
+    node.until_taints(0, &[]).await;
     run.end().await;
 }
 
