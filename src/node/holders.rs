@@ -418,8 +418,11 @@ impl Holders {
 
     /// Until the answer is dropped, what is withheld now is looked at: one listing is enough for all of it.
     pub fn look_at_withheld(&self) -> LookAtWithheld<'_> {
+        // What is settled between the two would stay in it.
+        let mut looked_at = self.looked_at();
         let all = self.withheld.borrow().keys().cloned().collect();
-        *self.looked_at() = Some((Instant::now(), all));
+        *looked_at = Some((Instant::now(), all));
+        drop(looked_at);
         LookAtWithheld(self)
     }
 
@@ -433,8 +436,8 @@ impl Holders {
 
     /// What the record names is held by right, or by nobody any more.
     pub fn settle(&self, key: &RecordKey) {
-        self.looked_at().as_mut().map(|(_, all)| all.remove(key));
         self.withheld.send_if_modified(|all| all.remove(key).is_some());
+        self.looked_at().as_mut().map(|(_, all)| all.remove(key));
     }
 
     fn looked_at(&self) -> MutexGuard<'_, Option<(Instant, BTreeSet<RecordKey>)>> {

@@ -275,6 +275,29 @@ fn one_listing_is_enough_for_all_that_is_withheld_and_none_for_what_may_be_in_us
     assert_eq!(all(false), [1, 0, 0], "the last look is over");
 }
 
+/// A look at all that is withheld begins while one of it is given to its pods again.
+#[test]
+fn what_is_settled_is_not_in_a_look_that_had_begun() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let withheld = holders.hold(&record(HoldMode::Mig, "uid"), ReleaseCause::Api, true, &[]).unwrap();
+    let begin = std::sync::Barrier::new(2);
+    for _ in 0..20_000 {
+        holders.withhold(&withheld);
+        std::thread::scope(|scope| {
+            let look = scope.spawn(|| {
+                begin.wait();
+                std::mem::forget(holders.look_at_withheld());
+            });
+            begin.wait();
+            holders.settle(&withheld.key);
+            look.join().unwrap();
+        });
+        let in_it = holders.looked_at().as_ref().is_some_and(|(_, all)| all.contains(&withheld.key));
+        assert!(!in_it, "its containers could get the devices since that look had begun");
+    }
+}
+
 /// A process of the host has the number of one that had a GPU open: it may, and must not keep the GPU withheld.
 #[test]
 fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
