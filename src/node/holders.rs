@@ -39,6 +39,9 @@ use crate::model::names::{ClaimUid, DeviceName, PodUid};
 
 /// Between two looks at what is withheld.
 pub const AGAIN: Duration = Duration::from_secs(2);
+/// For how long what is withheld by records is looked at in one go, and then what no record names. The others come first in
+/// the next one; claims and sweeps wait meanwhile.
+pub(super) const IN_ONE_GO: Duration = Duration::from_secs(15);
 /// Pods, and processes of each, that are named; of more the number is told.
 const NAMED: usize = 8;
 /// Why nobody knows whether those who had a device open have it open still.
@@ -527,6 +530,13 @@ impl fmt::Display for Holding {
             false => f.write_str(problem),
         }
     }
+}
+
+/// The `turn`th comes first.
+pub(super) fn in_turn<T>(mut all: Vec<T>, turn: usize) -> Vec<T> {
+    let first = turn.checked_rem(all.len()).unwrap_or(0);
+    all.rotate_left(first);
+    all
 }
 
 /// In words, of many the first.

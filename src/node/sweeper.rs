@@ -28,7 +28,7 @@ use tracing::{error, info, instrument, warn};
 
 use super::daemons;
 use super::executor::{ExecuteError, ReleaseError};
-use super::holders::{self, AGAIN, ReleaseCause};
+use super::holders::{self, AGAIN, IN_ONE_GO, ReleaseCause, in_turn};
 use super::preparer::{PrepareError, Preparer};
 use super::unclaimed::Which;
 use crate::cdi;
@@ -42,9 +42,6 @@ use crate::model::error_chain;
 use crate::model::gpu::{Health, NodeGpus};
 use crate::model::names::{DeviceUuid, PoolName};
 
-/// For how long what is withheld by records is looked at in one go; the others come first in the next one. What no record
-/// names, and everything that is swept, waits for it.
-const IN_ONE_GO: Duration = Duration::from_secs(15);
 /// No write takes as long; what is older was left by a process that is no more.
 const UNFINISHED_AGE: Duration = Duration::from_secs(60);
 
@@ -216,13 +213,6 @@ async fn look_again(preparer: &Preparer, records: &[RecordKey]) -> (Sweep, usize
     }
     files.report(preparer);
     (sweep, looked_at)
-}
-
-/// The `turn`th comes first.
-fn in_turn(mut records: Vec<RecordKey>, turn: usize) -> Vec<RecordKey> {
-    let first = turn.checked_rem(records.len()).unwrap_or(0);
-    records.rotate_left(first);
-    records
 }
 
 /// Deals with one record. False if nobody could be asked whether it is wanted, or nobody looked whether it is held.
@@ -470,18 +460,4 @@ fn remove_unfinished(preparer: &Preparer) -> std::io::Result<usize> {
     let ours = |name: &str| cdi::claim_of(name).is_some();
     let edits = durable::remove_temporaries(&executor.cdi_dir, UNFINISHED_AGE, ours)?;
     Ok(edits + executor.store.remove_temporaries(UNFINISHED_AGE)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn go_by_go_each_record_has_its_turn() {
-        let records: Vec<RecordKey> = ["a", "b", "c"].map(|uid| RecordKey::Claim(uid.into())).into();
-        let first = |turn| in_turn(records.clone(), turn)[0].to_string();
-        assert_eq!([0, 2, 4, 6].map(first), ["a", "c", "b", "a"]);
-        assert_eq!(in_turn(Vec::new(), 7), []);
-        assert_eq!(in_turn(records.clone(), 1).len(), 3);
-    }
 }

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::watch;
 use tracing::{debug, warn};
@@ -32,8 +32,6 @@ use crate::model::gpu::{Device, Gpu, MigMode, NodeGpus};
 use crate::model::names::{DeviceName, DeviceUuid};
 use crate::prepare::{self, ExclusiveDevice};
 
-/// For how long devices are looked at in one go. The others stay due: the sweeper has records to look at.
-const IN_ONE_GO: Duration = Duration::from_secs(15);
 /// Why nobody gets what an earlier process withheld.
 const NOT_LOOKED_AT: &str = "it was held when this driver was started again, and was not looked at since";
 
@@ -104,9 +102,7 @@ impl Unclaimed {
     fn looks(&self, which: Which, turn: usize) -> Vec<(DeviceUuid, Look)> {
         let open = self.open.iter().filter(|_| which == Which::All);
         let open = open.map(|(location, open)| (open.gpu.clone(), Look::Again(location.clone())));
-        let mut open: Vec<_> = open.collect();
-        let first = turn.checked_rem(open.len()).unwrap_or(0);
-        open.rotate_left(first);
+        let open = holders::in_turn(open.collect(), turn);
         let is_known = |uuid: &DeviceUuid| self.open.contains_key(&FaultLocation::Device(uuid.clone()));
         let due = self.due.iter().filter(|(uuid, _)| which == Which::Due || !is_known(uuid));
         due.map(|(uuid, due)| (due.gpu.clone(), Look::First(uuid.clone()))).chain(open).collect()
@@ -397,7 +393,7 @@ impl Preparer {
         let looks = unclaimed.all.borrow().looks(which, unclaimed.turn.load(Ordering::Relaxed));
         let begun = Instant::now();
         for (gpu, look) in looks {
-            if begun.elapsed() > IN_ONE_GO {
+            if begun.elapsed() > holders::IN_ONE_GO {
                 break;
             }
             if matches!(look, Look::Again(_)) {

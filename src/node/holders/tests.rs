@@ -298,6 +298,14 @@ fn what_is_settled_is_not_in_a_look_that_had_begun() {
     }
 }
 
+#[test]
+fn go_by_go_each_has_its_turn() {
+    let first = |turn| in_turn(vec!["a", "b", "c"], turn)[0];
+    assert_eq!([0, 2, 4, 6].map(first), ["a", "c", "b", "a"]);
+    assert!(in_turn(Vec::<u32>::new(), 7).is_empty());
+    assert_eq!(in_turn(vec![1, 2, 3], 1), [2, 3, 1]);
+}
+
 /// A process of the host has the number of one that had a GPU open: it may, and must not keep the GPU withheld.
 #[test]
 fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
