@@ -1,5 +1,5 @@
 //! Before a device is given that is a claim's alone: who else has it open? A descriptor can be handed to a process of
-//! another pod, where no record knows of it.
+//! another pod, where no record knows of it. And when a claim is released: who has its devices still?
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,31 @@ use tracing::warn;
 
 use super::executor::{ExecuteError, Executor};
 use super::file_looks::Openers;
-use super::holders::{self, Holding};
+use super::holders::{ReleaseCause, Withheld};
+use super::holding::{self, Holding};
 use super::unclaimed::located;
-use crate::ledger::{HeldDevice, HoldMode, Intent};
+use crate::ledger::{HeldDevice, HoldMode, Intent, Record};
 use crate::model::claim::PodRef;
 use crate::model::names::DeviceUuid;
 use crate::prepare::{ExclusiveDevice, Refusal};
 
 impl Executor {
+    /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none. An error:
+    /// they cannot be, and nobody was looked for.
+    pub(super) fn held_still(
+        &self,
+        record: &Record,
+        cause: ReleaseCause,
+    ) -> Result<Option<Withheld>, String> {
+        if cause == ReleaseCause::Anew {
+            return Ok(None);
+        }
+        let removed = record.cdi_file().map(|file| self.host.remove(&self.cdi_dir.join(file)));
+        let in_use =
+            removed.unwrap_or(Ok(false)).map_err(|error| format!("removing container edits: {error}"))?;
+        Ok(self.holders.hold(record, cause, in_use, &self.watchers(&record.gpus())))
+    }
+
     /// Nobody else has these devices open, as far as a look can tell. Blocks on it.
     ///
     /// # Errors
@@ -46,7 +63,7 @@ impl Executor {
         self.note_open(exclusive, intent, &openers);
         let device = exclusive.iter().find(|one| one.numbers.contains(number)).or(exclusive.first());
         let device = device.map_or_else(|| "?".into(), |one| one.device.clone());
-        Err(Refusal::Open { device, by: holders::listed(&holders::holders_of(openers)) }.into())
+        Err(Refusal::Open { device, by: holding::listed(&holding::holders_of(openers)) }.into())
     }
 
     /// Of nobody who is known to have these devices open it is unknown whether he still has. Who has them open for sure is

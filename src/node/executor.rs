@@ -416,18 +416,6 @@ impl Executor {
         }
     }
 
-    /// What holds the record's devices. Its container edits are taken away before: who has none by then gets none. An error:
-    /// they cannot be, and nobody was looked for.
-    fn held_still(&self, record: &Record, cause: ReleaseCause) -> Result<Option<Withheld>, String> {
-        if cause == ReleaseCause::Anew {
-            return Ok(None);
-        }
-        let removed = record.cdi_file().map(|file| self.host.remove(&self.cdi_dir.join(file)));
-        let in_use =
-            removed.unwrap_or(Ok(false)).map_err(|error| format!("removing container edits: {error}"))?;
-        Ok(self.holders.hold(record, cause, in_use, &self.watchers(&record.gpus())))
-    }
-
     /// True if the claim's record is the one that was judged before its lanes were taken.
     pub fn is_still(&self, held: &Held, expected: &Record) -> Result<bool, StoreError> {
         self.store.refresh(held)?;

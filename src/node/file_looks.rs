@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::config::OpenDescriptors;
-use super::holders::{holders_of, listed};
+use super::holding::{holders_of, listed};
 use super::metrics::FileLookCounts;
 use crate::host::{DeviceNumber, FileLook, OpenDevices, Processes};
 use crate::model::names::PodUid;

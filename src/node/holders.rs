@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::file_looks::{ByPod, FileLooks, Openers};
+use super::file_looks::{ByPod, FileLooks};
+use super::holding::{Hold, Holder, Holding, NAMED, has_open, holders_of, may_be_theirs};
 use super::leavable::{LeavableThreads, THREADS_MAX};
 use super::listing::{LIST_LIMIT, Listing, Listings};
 use super::unclaimed::UnclaimedDevices;
@@ -42,28 +43,8 @@ pub const AGAIN: Duration = Duration::from_secs(2);
 /// For how long what is withheld by records is looked at in one go, and then what no record names. The others come first in
 /// the next one; claims and sweeps wait meanwhile.
 pub(super) const IN_ONE_GO: Duration = Duration::from_secs(15);
-/// Pods, and processes of each, that are named; of more the number is told.
-const NAMED: usize = 8;
 /// Why nobody knows whether those who had a device open have it open still.
 const NOT_ALL_LOOKED_AT: &str = "their open files could not all be looked at";
-
-/// A pod with processes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Its name is empty where only its control group is known.
-    pub pod: PodRef,
-    pub pids: Vec<u32>,
-    pub hold: Hold,
-}
-
-/// Why a pod's processes keep a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
-    /// The pod had it by the claim, and they run.
-    Runs,
-    /// They have it open, without a claim on it.
-    HasOpen,
-}
 
 /// A claim whose devices are not free, though nobody should have them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,18 +54,6 @@ pub struct Withheld {
     pub cause: ReleaseCause,
     pub devices: Vec<HeldDevice>,
     pub by: Holding,
-}
-
-/// Who holds a device. What a look has seen held is not free because the next one could not tell: that needs a look which
-/// can, and sees nobody.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holding {
-    /// By the last look that could tell.
-    pub holders: Vec<Holder>,
-    /// Why no look could since then.
-    pub untold: Option<String>,
-    /// An earlier process saw that it is held, and no look of this one could tell.
-    pub before: bool,
 }
 
 /// Who causes a release: whether the devices are free is believed accordingly.
@@ -466,21 +435,6 @@ impl Drop for LookAtWithheld<'_> {
     }
 }
 
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&numbered(&self.pids))?;
-        match (self.pod.name.as_str(), self.pod.uid.as_str()) {
-            ("", PodProcesses::UNTOLD) => write!(f, " whose control group cannot be read")?,
-            ("", uid) => write!(f, " of pod {uid}")?,
-            _ => write!(f, " of pod {}", self.pod)?,
-        }
-        match self.hold {
-            Hold::Runs => Ok(()),
-            Hold::HasOpen => write!(f, ", which has it open without a claim on it"),
-        }
-    }
-}
-
 /// Which devices, and who holds them.
 impl fmt::Display for Withheld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -500,81 +454,11 @@ impl Withheld {
     }
 }
 
-impl Holding {
-    pub fn by(holders: Vec<Holder>) -> Self {
-        Self { holders, ..Self::default() }
-    }
-
-    /// Nobody holds it.
-    pub fn is_none(&self) -> bool {
-        self.holders.is_empty() && self.untold.is_none()
-    }
-}
-
-impl fmt::Display for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(problem) = &self.untold else { return f.write_str(&listed(&self.holders)) };
-        if !self.holders.is_empty() {
-            return write!(
-                f,
-                "{}; this was seen before, and whether it is still so cannot be told: {problem}",
-                listed(&self.holders)
-            );
-        }
-        match self.before {
-            true => write!(
-                f,
-                "processes that are not known: it was held when this driver was started again, and who holds it cannot be told: \
-                 {problem}"
-            ),
-            false => f.write_str(problem),
-        }
-    }
-}
-
 /// The `turn`th comes first.
 pub(super) fn in_turn<T>(mut all: Vec<T>, turn: usize) -> Vec<T> {
     let first = turn.checked_rem(all.len()).unwrap_or(0);
     all.rotate_left(first);
     all
-}
-
-/// In words, of many the first.
-pub(super) fn listed(by: &[Holder]) -> String {
-    let mut words: Vec<_> = by.iter().take(NAMED).map(Holder::to_string).collect();
-    if by.len() > NAMED {
-        words.push(format!("processes of {} more pods", by.len() - NAMED));
-    }
-    words.join("; ")
-}
-
-/// Processes by their numbers, of many the first.
-fn numbered(pids: &[u32]) -> String {
-    let named: Vec<_> = pids.iter().take(NAMED).map(u32::to_string).collect();
-    let word = if pids.len() == 1 { "process" } else { "processes" };
-    match pids.len().saturating_sub(NAMED) {
-        0 => format!("{word} {}", named.join(", ")),
-        more => format!("{word} {} and {more} more", named.join(", ")),
-    }
-}
-
-/// Why pods without processes that are seen cannot be said to have ended.
-fn may_be_theirs(untold: &[u32]) -> String {
-    format!(
-        "whether the claim's pods have ended cannot be told, because the control group cannot be read (its name may be longer \
-         than the kernel tells) of {}; delete the pod that has these, or end them",
-        numbered(untold)
-    )
-}
-
-/// Of pods of which nothing but the control group is known.
-pub(super) fn holders_of(found: Openers) -> Vec<Holder> {
-    found.into_iter().map(|(pod, pids)| has_open((pod, pids.into_keys().collect()))).collect()
-}
-
-fn has_open((uid, pids): (PodUid, Vec<u32>)) -> Holder {
-    let pod = PodRef { namespace: String::new(), name: String::new(), uid };
-    Holder { pod, pids, hold: Hold::HasOpen }
 }
 
 /// What others are kept off while the record's devices are held.

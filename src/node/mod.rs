@@ -34,6 +34,7 @@ pub mod file_looks;
 mod findings;
 pub mod health;
 pub mod holders;
+pub mod holding;
 pub mod labels;
 pub mod lanes;
 mod leavable;

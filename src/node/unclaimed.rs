@@ -17,7 +17,8 @@ use tracing::{debug, warn};
 
 use super::executor::Executor;
 use super::file_looks::Openers;
-use super::holders::{self, Holder, Holding, ReleaseCause};
+use super::holders::{self, ReleaseCause};
+use super::holding::{self, Holder, Holding};
 use super::lanes::Held;
 use super::preparer::Preparer;
 use super::store::StoreError;
@@ -216,7 +217,7 @@ impl Executor {
     /// A claim was not given these devices, because pods have some of them open.
     pub(super) fn note_open(&self, exclusive: &[ExclusiveDevice], intent: &Intent, openers: &Openers) {
         for (one, held, location) in located(exclusive, intent) {
-            let by = Holding::by(holders::holders_of(openers_of(openers, &one.numbers)));
+            let by = Holding::by(holding::holders_of(openers_of(openers, &one.numbers)));
             let numbers = one.numbers.iter().copied().collect();
             let unclaimed = self.holders.unclaimed();
             match (by.is_none(), &held.mig) {
