@@ -260,7 +260,7 @@ impl Site {
         };
         let by_amount = count(over.mib, |part| part.mib)
             .max(count(over.compute.into(), |part| part.compute.into()))
-            .max(count(over.slots.into(), |part| part.slots.into()));
+            .max(count(over.slots, |part| part.slots));
         Some(by_amount.max(usize::from(board.closed)))
     }
 
