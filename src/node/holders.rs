@@ -111,8 +111,7 @@ impl Holders {
     }
 
     /// The same, where kubelet has said that the pods have ended: it knows of processes that hide their pods, unless they were
-    /// seen in the claim's. Where nobody can look, it is believed, unless the pods were seen to hold the devices
-    /// (`was_seen`) after it had said so.
+    /// seen in the claim's. Where nobody can look, it is believed, unless a look has seen the devices held before (`was_seen`).
     fn running_by_kubelet(
         &self,
         record: &Record,
@@ -243,10 +242,12 @@ impl Holders {
             Ok(pods) => pods,
             Err(problem) => return Holding { untold: Some(problem), ..Holding::by(known) },
         };
-        // A number may be that of another's process now. One that hides its pod since may be the one that was seen.
-        let is_its = |one: &Holder, pod: &PodUid| one.pod.uid == *pod || pod.as_str() == PodProcesses::UNTOLD;
+        // A process may have handed it to any other of its pod. One that hides its pod since may be the one that was seen.
         pods.retain(|pod, pids| {
-            pids.retain(|pid| known.iter().any(|one| is_its(one, pod) && one.pids.contains(pid)));
+            let hides = pod.as_str() == PodProcesses::UNTOLD;
+            pids.retain(|pid| {
+                known.iter().any(|one| if hides { one.pids.contains(pid) } else { one.pod.uid == *pod })
+            });
             !pids.is_empty()
         });
         let looked = self.files.openers(pods.clone(), devices);

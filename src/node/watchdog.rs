@@ -38,6 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -47,7 +48,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, warn};
 
 use self::accounts::Roster;
-use self::act::{EndOutcome, EndRequest, WorkerThreads};
+use self::act::{EndOutcome, EndRequest, Validity, WorkerThreads};
 use self::detours::Detours;
 use self::knowledge::{Knowledge, Servers, Users};
 use self::measured::Measured;
@@ -130,6 +131,7 @@ pub struct Watchdog {
     measured_at: Option<Instant>,
     /// Ticks since the last look.
     passed: u32,
+    looks_made: Arc<AtomicU64>,
     tasks: JoinSet<TaskResult>,
     logged_failures: LoggedFailures,
 }
@@ -202,6 +204,7 @@ impl Watchdog {
             measured: BTreeMap::new(),
             measured_at: None,
             passed: 0,
+            looks_made: Arc::default(),
             tasks: JoinSet::new(),
             logged_failures: LoggedFailures::default(),
             parts,
@@ -357,6 +360,7 @@ impl Watchdog {
         let looks = self.looks(answers, now);
         let verdicts = match turn {
             Turn::Regular => {
+                self.looks_made.fetch_add(1, Ordering::Relaxed);
                 let (verdicts, usage) = self.watch.fold(&self.policy, now, &looks);
                 // A device that did not answer keeps what was shown of it.
                 self.usage.extend(looks.iter().map(|look| (look.gpu.clone(), Vec::new())));
@@ -510,8 +514,8 @@ impl Watchdog {
             let threads = self.threads.clone();
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
             let span = finding::end_span(&self.devices, &account_id, seen.process);
-            let good_until = Instant::now().into_std() + EndRequest::good_for(self.parts.settings.period);
-            let ending = EndRequest { account_id, seen, how, reason, good_until, span: span.clone() };
+            let validity = Validity::of(&self.looks_made);
+            let ending = EndRequest { account_id, seen, how, reason, validity, span: span.clone() };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             let end = async move {
                 let outcome =

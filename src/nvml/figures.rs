@@ -12,12 +12,13 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper::error::NvmlError as Code;
+use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 use nvml_wrapper::{Device, Nvml};
 
 use super::worker::Progress;
 use super::{NvmlError, convert};
 use super::{raw, raw_gpm};
-use crate::model::names::DeviceUuid;
+use crate::model::names::{ClaimUid, DeviceUuid};
 use crate::model::quantity::Bytes;
 
 /// What figures are asked of.
@@ -25,14 +26,15 @@ use crate::model::quantity::Bytes;
 pub enum Subject {
     /// A whole board, in MIG mode or not.
     Board(DeviceUuid),
-    /// A MIG device, which has memory, and may tell how busy it is.
-    Mig(DeviceUuid),
+    /// A MIG device, which has memory, and may tell how busy it is: for the claim that has it alone, samples of before are
+    /// of another's work.
+    Mig { uuid: DeviceUuid, holder: Option<ClaimUid> },
 }
 
 impl Subject {
     pub fn uuid(&self) -> &DeviceUuid {
         match self {
-            Self::Board(uuid) | Self::Mig(uuid) => uuid,
+            Self::Board(uuid) | Self::Mig { uuid, .. } => uuid,
         }
     }
 }
@@ -97,6 +99,8 @@ pub(super) struct Memo {
     /// Stamp of the newest sample that was seen; none before the first answer.
     newest: Option<u64>,
     identity: Option<DeviceIdentity>,
+    /// Who has the MIG device that `gpm` is of.
+    holder: Option<ClaimUid>,
     gpm: Gpm,
 }
 
@@ -134,7 +138,10 @@ pub(super) fn read(
         Some(known) => known,
         None => memo.identity.insert(ask.identity(subject)?).clone(),
     };
-    if let Subject::Mig(_) = subject {
+    if let Subject::Mig { holder, .. } = subject {
+        if memo.holder != *holder {
+            (memo.holder, memo.gpm) = (holder.clone(), Gpm::NotAsked);
+        }
         let busy = ask.instance(nvml, &mut memo.gpm)?;
         let busy_percent = busy.map(|percent| percent.round() as u32);
         return Ok(Figures { memory, identity, busy_percent, ..Figures::default() });
@@ -179,7 +186,7 @@ impl Asking<'_> {
         let name = self.optional("nvmlDeviceGetName", raw::name)?;
         let name = name.as_ref().map(|bytes| convert::text(bytes)).unwrap_or_default();
         Ok(match subject {
-            Subject::Mig(_) => DeviceIdentity {
+            Subject::Mig { .. } => DeviceIdentity {
                 name,
                 gpu_instance: self.optional("nvmlDeviceGetGpuInstanceId", raw::gpu_instance_id)?,
                 ..DeviceIdentity::default()
@@ -216,13 +223,18 @@ impl Asking<'_> {
 
     fn monitored(&self, board: &Asking<'_>) -> Result<Gpm, NvmlError> {
         let attributes = self.optional("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
-        let is_all = attributes
-            .is_some_and(|slices| slices.compute_instance_slice_count == slices.gpu_instance_slice_count);
+        let is_all = |slices: &DeviceAttributes| {
+            slices.compute_instance_slice_count == slices.gpu_instance_slice_count
+        };
         let is_supported = board.optional("nvmlGpmQueryDeviceSupport", raw_gpm::is_supported)?;
         let id = self.optional("nvmlDeviceGetGpuInstanceId", raw::gpu_instance_id)?;
-        Ok(match id.filter(|_| is_all && is_supported == Some(true)) {
-            Some(gpu_instance) => Gpm::Of { gpu_instance, last: None },
-            None => Gpm::None,
+        Ok(match (attributes, is_supported, id) {
+            (Some(slices), Some(true), Some(gpu_instance)) if is_all(&slices) => {
+                Gpm::Of { gpu_instance, last: None }
+            }
+            (Some(_), Some(_), Some(_)) => Gpm::None,
+            // A driver without these calls, or one that failed: asked again.
+            _ => Gpm::NotAsked,
         })
     }
 

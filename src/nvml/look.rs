@@ -166,8 +166,11 @@ impl<'a> Session<'a> {
                 (MigSwitch::Off, carve::possible(self, &gpu.uuid, left_out)?)
             } else {
                 // For claims that have MIG devices of before, if there are any: nothing else comes of it.
-                let profiles = carve::possible(self, &gpu.uuid, &mut Vec::new());
-                (MigSwitch::OffByOthers, profiles.unwrap_or_default())
+                let profiles = match carve::possible(self, &gpu.uuid, &mut Vec::new()) {
+                    Err(error) if error.wants_reload() => return Err(error),
+                    profiles => profiles.unwrap_or_default(),
+                };
+                (MigSwitch::OffByOthers, profiles)
             };
             let places = PossibleMig::all(&gpu.uuid, &profiles);
             if !places.is_empty() {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tranche::inventory::{Claimed, ClaimedPart, Inventory, Look};
 use tranche::model::claim::ClaimRef;
-use tranche::model::gpu::{MigMode, MigSwitch, Placement};
+use tranche::model::gpu::{MigDevice, MigMode, MigSwitch, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
 use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
@@ -430,18 +430,22 @@ fn how_busy_a_mig_device_is_is_told_where_there_are_samples_of_it_alone() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let found = runtime.block_on(node.nvml().look(Load::Keep)).unwrap().gpus;
         let MigMode::On(devices) = &found.gpus[0].mig else { panic!("no MIG devices: {found:?}") };
-        let subjects: Vec<Subject> = devices.iter().map(|mig| Subject::Mig(mig.uuid.clone())).collect();
+        let of = |holder: &str| {
+            let mig = |mig: &MigDevice| Subject::Mig { uuid: mig.uuid.clone(), holder: Some(holder.into()) };
+            devices.iter().map(mig).collect::<Vec<_>>()
+        };
         let (first, last) = (devices[0].gpu_instance, devices[devices.len() - 1].gpu_instance);
         let watch = ProcessWatch::new(node.path("root").into(), DEADLINE);
-        let ask = || {
-            let figures = runtime.block_on(watch.figures(subjects.clone())).unwrap();
+        let ask = |holder: &str| {
+            let figures = runtime.block_on(watch.figures(of(holder))).unwrap();
             figures.into_iter().map(|(_, figures)| figures.busy_percent).collect::<Vec<_>>()
         };
-        assert!(ask().iter().all(Option::is_none), "between what, nobody knows yet");
+        assert!(ask("a").iter().all(Option::is_none), "between what, nobody knows yet");
         node.set(with(json!([at(first.into(), 40), at(last.into(), 7)])));
-        let busy = ask();
+        let busy = ask("a");
+        assert!(ask("b").iter().all(Option::is_none), "what an earlier claim did is none of this one's");
         node.set(with(json!([])));
-        (busy, ask())
+        (busy, ask("b"))
     };
     let two = json!([{"profile": "1g.10gb"}, {"profile": "2g.20gb"}]);
     let (busy, idle) = told("h100", two.clone(), json!({}));

@@ -13,7 +13,7 @@ use crate::inventory::Inventory;
 use crate::ledger::{self, HoldMode, Intent, Placer};
 use crate::model::claim::{Access, Allocated, AllocatedClaim};
 use crate::model::error_chain;
-use crate::model::gpu::{Device, Gpu, MigMode, NodeGpus};
+use crate::model::gpu::{Device, Gpu, MigMode, MigSwitch, NodeGpus};
 use crate::model::names::{BootId, PoolName};
 use crate::node::executor::ExecuteError;
 use crate::node::preparer::PrepareError;
@@ -284,7 +284,9 @@ fn schedulers<'a>(gpu: &Gpu, site: &'a Site) -> Option<&'a Intent> {
 fn is_held(device: &Device<'_>, site: &Site) -> bool {
     if let (Device::Place { place, .. }, MigMode::OnDemand(cut)) = (device, &device.gpu().mig) {
         let own = place.place.placement;
-        if cut.foreign.iter().any(|other| other.placement.overlaps(own)) {
+        // Nothing can be made of a board that somebody has switched off.
+        let is_off = cut.switch == MigSwitch::OffByOthers;
+        if is_off || cut.foreign.iter().any(|other| other.placement.overlaps(own)) {
             return true;
         }
     }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::Span;
@@ -30,8 +31,7 @@ pub(super) struct EndRequest {
     pub seen: ObservedProcess,
     pub how: EndMethod,
     pub reason: EndReason,
-    /// What was seen of it counts until then.
-    pub good_until: Instant,
+    pub validity: Validity,
     /// Within which it is ended, and its end is logged.
     pub span: Span,
 }
@@ -45,8 +45,19 @@ pub(super) enum EndOutcome {
     Failed(String),
 }
 
-/// What was seen of a process counts for two looks, but no shorter and no longer than this. Later looks may have found it
-/// within its grant, or its pod among those of a claim.
+/// For how long what was seen of a process counts. Later looks may have found it within its grant, or its pod among those of
+/// a claim.
+#[derive(Clone)]
+pub(super) struct Validity {
+    /// Looks that were made so far.
+    looks: Arc<AtomicU64>,
+    /// How many of them when the process was seen, and when that was.
+    seen_at: u64,
+    since: Instant,
+}
+
+/// It counts until two more looks were made, but no shorter and no longer than this.
+const LOOKS: u64 = 2;
 const GOOD_AT_LEAST: Duration = Duration::from_secs(1);
 const GOOD_AT_MOST: Duration = Duration::from_secs(20);
 /// For a question, with one that waits before it: `tranche mps` answers within 40 s, or does not.
@@ -118,10 +129,16 @@ impl WorkerThreads {
     }
 }
 
-impl EndRequest {
-    /// How long what is seen of a process counts where looks are made so often.
-    pub fn good_for(period: Duration) -> Duration {
-        period.saturating_mul(2).clamp(GOOD_AT_LEAST, GOOD_AT_MOST)
+impl Validity {
+    /// Of what the last of these looks has seen.
+    pub fn of(looks: &Arc<AtomicU64>) -> Self {
+        Self { looks: looks.clone(), seen_at: looks.load(Ordering::Relaxed), since: Instant::now() }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_overtaken = self.looks.load(Ordering::Relaxed).saturating_sub(self.seen_at) >= LOOKS;
+        let passed = self.since.elapsed();
+        passed >= GOOD_AT_MOST || (is_overtaken && passed >= GOOD_AT_LEAST)
     }
 }
 
@@ -135,8 +152,8 @@ pub(super) async fn end(
     threads: WorkerThreads,
 ) -> EndOutcome {
     let process = ending.seen.process;
-    let good_until = ending.good_until;
-    let is_late = move || Instant::now() >= good_until;
+    let validity = ending.validity.clone();
+    let is_late = move || validity.is_over();
     let outcome = match ending.how {
         EndMethod::Kill => threads.reader.run(move || kill_in_time(process, &*processes, &is_late)).await,
         EndMethod::Terminate => {
@@ -247,7 +264,7 @@ pub(super) fn servers(daemons: &dyn Daemons, processes: &dyn Processes) -> Resul
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use tokio::time::timeout;
@@ -316,7 +333,7 @@ mod tests {
             },
             how: EndMethod::Terminate,
             reason: EndReason::Foreign,
-            good_until: Instant::now() + PATIENCE,
+            validity: Validity::of(&Arc::default()),
             span: Span::none(),
         }
     }
@@ -352,6 +369,25 @@ mod tests {
         assert_eq!(daemons.asked.load(Ordering::SeqCst), asked, "it was not there any more");
     }
 
+    fn seen_before(passed: Duration, looks: u64) -> Validity {
+        let since = Instant::now().checked_sub(passed).expect("the machine runs for longer");
+        Validity { looks: Arc::new(AtomicU64::new(looks)), seen_at: 0, since }
+    }
+
+    fn overtaken() -> Validity {
+        seen_before(GOOD_AT_LEAST, LOOKS)
+    }
+
+    /// On a busy node a look takes seconds: what was seen counts for as long as nobody has looked again.
+    #[test]
+    fn what_was_seen_counts_until_two_more_looks_were_made() {
+        assert!(overtaken().is_over());
+        assert!(!seen_before(GOOD_AT_LEAST, LOOKS - 1).is_over());
+        assert!(!seen_before(GOOD_AT_MOST / 2, 0).is_over());
+        assert!(seen_before(GOOD_AT_MOST, 0).is_over());
+        assert!(!Validity::of(&Arc::new(AtomicU64::new(7))).is_over());
+    }
+
     #[tokio::test]
     async fn nobody_is_ended_for_what_was_seen_before_later_looks() {
         let ((daemons, _let_go), processes) = (Fakes::new(), Arc::new(Fake::default()));
@@ -359,7 +395,7 @@ mod tests {
         let is_late =
             |ended: &EndOutcome| matches!(ended, EndOutcome::Failed(words) if words.contains("later looks"));
         for how in [EndMethod::Kill, EndMethod::Terminate] {
-            let late = EndRequest { how, good_until: Instant::now(), ..request("GPU-1", 1) };
+            let late = EndRequest { how, validity: overtaken(), ..request("GPU-1", 1) };
             let ended =
                 end(&late, groups("GPU-1"), daemons.clone(), processes.clone(), threads.clone()).await;
             assert!(is_late(&ended));

@@ -31,7 +31,7 @@ pub(super) enum PodActivity {
     /// Who is not among them did nothing.
     Known(BTreeMap<PodUid, f64>),
     /// Everything is the work of the one pod that there is.
-    OfThePod(f64),
+    OfThePod(PodUid, f64),
     /// By the MPS servers of claims that have one of their own. Of who is not among them nothing is known.
     ByOwnServer(BTreeMap<PodUid, f64>),
 }
@@ -41,7 +41,7 @@ impl PodActivity {
         match self {
             Self::Unknown => None,
             Self::Known(by_pod) => Some(pod.and_then(|pod| by_pod.get(pod)).copied().unwrap_or(0.0)),
-            Self::OfThePod(all) => Some(*all),
+            Self::OfThePod(only, all) => (pod? == only).then_some(*all),
             Self::ByOwnServer(by_pod) => by_pod.get(pod?).copied(),
         }
     }
@@ -52,7 +52,8 @@ pub(super) fn subjects(devices: &BTreeMap<DeviceUuid, WatchedDevice>) -> Vec<Sub
     let mut subjects = std::collections::BTreeSet::new();
     for (uuid, device) in devices {
         if device.is_mig {
-            subjects.insert(Subject::Mig(uuid.clone()));
+            let holder = device.alone.first().map(|claim| claim.uid.clone());
+            subjects.insert(Subject::Mig { uuid: uuid.clone(), holder });
         }
         subjects.insert(Subject::Board(device.board.clone()));
     }
@@ -72,8 +73,9 @@ pub(super) fn measure<'a>(
     let uncounted = figures.memory.map(|memory| Bytes(memory.used.0.saturating_sub(counted)));
     if device.is_mig {
         // Of the instance, all processes together: whose work it is can be told where there is one pod.
-        let busy = figures.busy_percent.filter(|_| only_pod(device, knowledge).is_some());
-        let activity = busy.map(|percent| PodActivity::OfThePod(capped(f64::from(percent) / 100.0)));
+        let busy = figures.busy_percent.zip(only_pod(device, knowledge));
+        let activity =
+            busy.map(|(percent, pod)| PodActivity::OfThePod(pod.clone(), capped(f64::from(percent) / 100.0)));
         return Measured { figures, activity: activity.unwrap_or_default(), ..Measured::default() };
     }
     let ProcessActivity::Known(by_pid) = &figures.processes else {
@@ -102,7 +104,7 @@ pub(super) fn measure<'a>(
         (false, Some(of_servers)) => match only_pod(device, knowledge) {
             Some(pod) => {
                 let own = by_pod.get(pod).copied().unwrap_or(0.0);
-                PodActivity::OfThePod(capped(own + of_servers))
+                PodActivity::OfThePod(pod.clone(), capped(own + of_servers))
             }
             None => PodActivity::Unknown,
         },
@@ -232,7 +234,10 @@ mod tests {
         // A whole GPU that one pod's clients share: all is that pod's work, the server's and what goes around it.
         let alone = WatchedDevice { alone: vec![claim("a")], groups, ..board("gpu-0", "GPU-0") };
         let of = |pods: &[&str]| measured(&alone, pods, figures(&[(SERVER, 0.5), (1, 0.25)], 0)).activity;
-        assert_eq!((of(&["p"]), of(&["p", "q"])), (PodActivity::OfThePod(0.75), PodActivity::Unknown));
+        assert_eq!(
+            (of(&["p"]), of(&["p", "q"])),
+            (PodActivity::OfThePod("p".into(), 0.75), PodActivity::Unknown)
+        );
     }
 
     #[test]
@@ -276,8 +281,8 @@ mod tests {
         let device = WatchedDevice { alone: vec![claim("c")], is_mig: true, ..board("gpu-0-mig", "GPU-0") };
         let busy = |percent| Figures { busy_percent: percent, ..Figures::default() };
         let of = |pods: &[&str], percent| measured(&device, pods, busy(percent)).activity;
-        assert_eq!(of(&["p"], Some(40)), PodActivity::OfThePod(0.4));
-        assert_eq!(of(&["p"], Some(4_000)), PodActivity::OfThePod(1.0));
+        assert_eq!(of(&["p"], Some(40)), PodActivity::OfThePod("p".into(), 0.4));
+        assert_eq!(of(&["p"], Some(4_000)), PodActivity::OfThePod("p".into(), 1.0));
         assert_eq!(of(&["p"], None), PodActivity::Unknown);
         assert_eq!(of(&["p", "q"], Some(40)), PodActivity::Unknown, "whose it is, nobody tells");
     }
@@ -298,8 +303,8 @@ mod tests {
         let expected = [
             Subject::Board("GPU-0".into()),
             Subject::Board("GPU-1".into()),
-            Subject::Mig("MIG-a".into()),
-            Subject::Mig("MIG-b".into()),
+            Subject::Mig { uuid: "MIG-a".into(), holder: None },
+            Subject::Mig { uuid: "MIG-b".into(), holder: None },
         ];
         assert_eq!(subjects(&devices), expected);
     }
