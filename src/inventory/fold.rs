@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::gpu::{Gpu, Health, NodeGpus};
+use crate::model::gpu::{Gpu, Health, MigMode, NodeGpus};
 use crate::model::names::DeviceUuid;
 
 use super::change::changes;
@@ -68,6 +68,7 @@ impl InventoryTracker {
             self.listed().filter(|old| !gpus.iter().any(|gpu| gpu.uuid == old.uuid)).collect();
         left_out.extend(strangers(&look.failed, &missing));
         let nameless = Nameless::of(&look.failed, &missing);
+        gpus.iter_mut().for_each(|gpu| self.keep_places(gpu));
         let mut absent = BTreeMap::new();
         for old in missing {
             let misses = self.absent.get(&old.uuid).copied().unwrap_or(0) + 1;
@@ -89,6 +90,18 @@ impl InventoryTracker {
         left_out.dedup();
         let inventory = Inventory::Found(NodeGpus { driver: look.gpus.driver, gpus });
         Self { inventory, absent, failed_looks: 0, left_out }
+    }
+
+    /// What claims have of a board stays published while its use changes, though NVML does not tell any more what the board
+    /// can be cut into, or not at this look.
+    fn keep_places(&self, gpu: &mut Gpu) {
+        if gpu.mig == MigMode::Off
+            && matches!(gpu.health, Health::Changing(_))
+            && let Some(old) = self.listed().find(|old| old.uuid == gpu.uuid)
+            && matches!(old.mig, MigMode::OnDemand(_))
+        {
+            gpu.mig = old.mig.clone();
+        }
     }
 
     fn after_failure(&self, reason: String) -> Self {
