@@ -143,7 +143,8 @@ const AT_ONCE: usize = 8;
 async fn many_pods_of_the_controllers_leave_nothing_behind() {
     let test = "many_pods_of_the_controllers_leave_nothing_behind";
     let cluster = TestCluster::of_env(test).await;
-    let pods = if std::env::var_os("TRANCHE_EVERYWHERE").is_some() { 200 } else { 32 };
+    let everywhere = std::env::var_os("TRANCHE_EVERYWHERE").is_some();
+    let pods = if everywhere || cluster.release().await < 36 { 200 } else { 32 };
     let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
     carve(&cluster).await;
     let before = failed_operations(&cluster.metrics(NODE).await);
@@ -357,16 +358,13 @@ async fn a_board_that_comes_to_be_cut_is_once_its_shares_have_gone() {
     let cluster = TestCluster::of_env("a_board_that_comes_to_be_cut_is_once_its_shares_have_gone").await;
     let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
     let uuid = cluster.attribute(NODE, &format!("gpu-{BOARD}"), "uuid").await;
-    // With functions of Kubernetes' strings library, which the controller evaluates.
-    let is = format!(
-        "device.attributes['gpu.nvidia.com'].uuid.split('-').join('+') == '{}'",
-        uuid.replace('-', "+")
-    );
+    // With a function of Kubernetes' strings library, which the controller evaluates.
+    let is = format!("device.attributes['gpu.nvidia.com'].uuid.lowerAscii() == '{}'", uuid.to_lowercase());
     let request = json!({"name": "gpu", "exactly": {"deviceClassName": "shared.gpu.nvidia.com",
         "selectors": [{"cel": {"expression": is}}]}});
     let devices = json!({"requests": [request],
         "config": parameters("tranche.dev/v1alpha1", "GpuShare", json!({"memory": "2000Mi"}))});
-    cluster.create(claim("share", devices)).await;
+    cluster.create(claim("share", devices.clone())).await;
     cluster.create(as_nobody(user_of("share", "share"))).await;
     cluster.wait_ready("share").await;
     settings::set(&cluster, &[&format!("--mig-on-demand={BOARD}"), "--mig-keep=1h"]).await;
@@ -378,6 +376,14 @@ async fn a_board_that_comes_to_be_cut_is_once_its_shares_have_gone() {
         said.contains(&why).then_some(())
     };
     wait_until("the plugin to say what the GPU waits for", PATIENCE, said).await;
+    cluster.create(claim("more", devices)).await;
+    cluster.create(as_nobody(user_of("more", "more"))).await;
+    if cluster.release().await >= 36 {
+        wait_told(&cluster, "more", "use-changes").await;
+    } else {
+        println!("{}", cluster.wait_refused("more", &["takes no new claims", &why]).await);
+    }
+    cluster.delete("more").await;
     ask_for(&cluster, "late", json!({"memory": "9000Mi"})).await;
     wait_told(&cluster, "late", "no GPU of the cluster is set to be cut into MIG devices on demand").await;
     assert!(made(&cluster).is_empty() && !cluster.is_switched_on(NODE, BOARD), "the share has its GPU");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
@@ -124,6 +124,13 @@ async fn claims_that_no_text_can_hold_stop_nobody() {
     neighbour.runs("after").await;
     create(&tenant, &cluster, "later", share(&strange), b"\xff\xfe").await;
     neighbour.runs("later").await;
+    // Nor is it of any, once it goes.
+    cluster
+        .api::<ResourceClaim>()
+        .delete("later", &DeleteParams::default())
+        .await
+        .expect("it can be deleted");
+    neighbour.runs("gone").await;
     neighbour.end();
     cluster.end().await;
 }
