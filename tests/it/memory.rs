@@ -70,7 +70,6 @@ async fn measure(what: &str, make: Make) -> Core {
     let begin = std::time::Instant::now();
     let mut core = follow(make).await;
     core.round(Duration::ZERO, &mut String::new);
-    tranche::host::memory::give_back();
     let (now, most) = resident();
     println!(
         "{what}: {before} MiB before, {now} MiB now, {most} MiB at most; {:.1} s",
