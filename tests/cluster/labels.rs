@@ -10,6 +10,7 @@ use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::discovery::AtEnd;
+use crate::manifests::{as_nobody, claim, gpu, user_of};
 use crate::rig::{root, wait_until};
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster};
 
@@ -134,6 +135,18 @@ async fn a_node_is_labelled_by_its_gpus_and_makes_way_for_whoever_labels_it_alre
     let ours: BTreeMap<String, String> =
         ours.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
     wait_labels(&nodes, "the node to be labelled", &ours).await;
+
+    // What chooses nodes by them finds this one: an affinity, as files made for feature discovery have it.
+    let is = json!({"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]});
+    let chosen = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+        {"nodeSelectorTerms": [{"matchExpressions": [is]}]}}});
+    cluster.create(claim("chosen", json!({"requests": [gpu("gpu")]}))).await;
+    let mut pod = as_nobody(user_of("chosen", "chosen"));
+    pod["spec"]["affinity"] = chosen;
+    cluster.create(pod).await;
+    let placed = cluster.wait_ready("chosen").await.spec.and_then(|spec| spec.node_name);
+    assert_eq!(placed.as_deref(), Some(NODE));
+    cluster.delete("chosen").await;
 
     // Somebody takes one over: it stays theirs.
     cluster.rig.kubectl(&["label", "node", NODE, "--overwrite", others]);

@@ -460,6 +460,47 @@ async fn a_board_whose_mig_mode_somebody_switches_off_is_whole_once_its_pods_hav
     cluster.end().await;
 }
 
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_place_at_which_no_device_can_be_made_is_tainted_and_so_is_all_of_a_board_that_fails() {
+    let test = "a_place_at_which_no_device_can_be_made_is_tainted_and_so_is_all_of_a_board_that_fails";
+    let cluster = TestCluster::of_env(test).await;
+    let undo = AtEnd(&cluster, &["set-mig", BOARD, "off"]);
+    carve(&cluster).await;
+    let tainted = |devices: &[Device], key: &str| {
+        devices.iter().filter(|one| one.taints.iter().flatten().any(|taint| taint.key == key)).count()
+    };
+    let clear = AtEnd(&cluster, &["clear"]);
+    cluster.fake(NODE, &["fault", CREATE, "UNKNOWN", "--gpu", BOARD]);
+    ask_for(&cluster, "half", "4g.40gb").await;
+    cluster.create(on(NODE, by_template("half", "p"))).await;
+    let not_made =
+        || async { (tainted(&of_board(&cluster).await, "gpu.nvidia.com/mig-not-made") == 1).then_some(()) };
+    wait_until("the one place of that size to be tainted", PATIENCE, not_made).await;
+    let told = || async { cluster.events("p").await.into_iter().find(|event| event.contains(CREATE)) };
+    println!("{}", wait_until("the pod to be told", PATIENCE, told).await);
+    drop(clear);
+    cluster.wait_ready("p").await;
+    let made_now =
+        || async { (tainted(&of_board(&cluster).await, "gpu.nvidia.com/mig-not-made") == 0).then_some(()) };
+    wait_until("the taint to be gone once a device is made there", PATIENCE, made_now).await;
+    let well = AtEnd(&cluster, &["recover", BOARD]);
+    cluster.fake(NODE, &["xid", BOARD, "48"]);
+    let all = || async {
+        let devices = of_board(&cluster).await;
+        (tainted(&devices, "gpu.nvidia.com/xid") == devices.len()).then_some(())
+    };
+    wait_until("all that can be made of the board to be tainted", PATIENCE, all).await;
+    let words = wait_unhealthy(&cluster, "p").await;
+    assert!(words.contains("48"), "{words}");
+    cluster.delete("p").await;
+    drop(well);
+    let none = || async { (tainted(&of_board(&cluster).await, "gpu.nvidia.com/xid") == 0).then_some(()) };
+    wait_until("the taints to be gone", PATIENCE, none).await;
+    drop(undo);
+    cluster.end().await;
+}
+
 /// kube-scheduler wants the counters for it, too (kubernetes/kubernetes 140729). docs/mig.md tells it: who reads that has to
 /// hear if it comes to be otherwise.
 #[tokio::test]
