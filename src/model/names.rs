@@ -1,11 +1,13 @@
 //! Identifiers. Each is a newtype, so that a claim UID can never be passed where a GPU UUID is due.
 //! A name is for reading, never for parsing: what a name seems to say stands in a typed field too. The exceptions are
 //! pool and device of an allocation result, which the API has as texts alone ([`PoolName`], [`DeviceName::board`]).
+//! A clone shares the text: the controller keeps a GPU's names in several places.
 //!
 //! What comes from outside becomes an identifier by `parse`, where it enters; `new` takes what we made ourselves, or what
 //! the API server or a record of ours has vouched for.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -78,11 +80,11 @@ macro_rules! name {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(transparent)]
-        pub struct $name(String);
+        pub struct $name(Arc<str>);
 
         impl $name {
-            pub fn new(value: impl Into<String>) -> Self {
-                Self(value.into())
+            pub fn new(value: impl AsRef<str>) -> Self {
+                Self(value.as_ref().into())
             }
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -95,7 +97,7 @@ macro_rules! name {
         }
         impl From<&str> for $name {
             fn from(value: &str) -> Self {
-                Self(value.to_owned())
+                Self(value.into())
             }
         }
     };
@@ -108,7 +110,7 @@ macro_rules! id {
             /// It has other characters than letters, digits and dashes, or more than 64.
             pub fn parse(text: &str) -> Result<Self, InvalidName> {
                 match is_id(text) {
-                    true => Ok(Self(text.to_owned())),
+                    true => Ok(Self(text.into())),
                     false => Err(InvalidName::Id { kind: $kind, text: text.to_owned() }),
                 }
             }
@@ -155,7 +157,7 @@ impl NodeName {
     /// No object can have this name.
     pub fn parse(text: &str) -> Result<Self, InvalidName> {
         match is_dns_subdomain(text) {
-            true => Ok(Self(text.to_owned())),
+            true => Ok(Self(text.into())),
             false => Err(InvalidName::Node(text.to_owned())),
         }
     }
@@ -181,7 +183,7 @@ impl PoolName {
         let text = text.into();
         match text.strip_suffix(SHARES) {
             Some(node) => Self::Shares(NodeName::new(node)),
-            None => Self::Published(NodeName(text)),
+            None => Self::Published(NodeName::new(text)),
         }
     }
 
@@ -222,7 +224,7 @@ impl From<PoolName> for String {
 impl DeviceName {
     /// `gpu-<minor>`, as NVIDIA's driver names a whole GPU.
     pub fn whole(minor: u32) -> Self {
-        Self(format!("gpu-{minor}"))
+        Self(format!("gpu-{minor}").into())
     }
 
     /// `gpu-<minor>-mig-<profile without dots>-<GPU instance profile id>-<placement start>`,
@@ -237,13 +239,13 @@ impl DeviceName {
             .filter(|c| *c != '.')
             .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
             .collect();
-        Self(format!("gpu-{parent_minor}-mig-{profile}-{profile_id}-{start}"))
+        Self(format!("gpu-{parent_minor}-mig-{profile}-{profile_id}-{start}").into())
     }
 
     /// The name of a compute instance that is a part of the GPU instance of that name: with its id at the end. That of
     /// the first, 0, is the GPU instance's own.
     pub fn of_compute_instance(self, id: u32) -> Self {
-        if id == 0 { self } else { Self(format!("{}-{id}", self.0)) }
+        if id == 0 { self } else { Self(format!("{}-{id}", self.0).into()) }
     }
 
     /// Of the name of a whole GPU: its minor number.
@@ -257,7 +259,7 @@ impl DeviceName {
         let (board, _) = self.0.split_once("-mig-")?;
         let minor = board.strip_prefix("gpu-")?;
         let is_number = !minor.is_empty() && minor.bytes().all(|b| b.is_ascii_digit());
-        is_number.then(|| Self(board.to_owned()))
+        is_number.then(|| Self(board.into()))
     }
 
     /// Of the name of a MIG device: NVML's id of its GPU instance's profile, and its first memory slice. None: it is no
