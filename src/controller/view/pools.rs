@@ -14,7 +14,8 @@ use crate::select::DeviceFacts;
 
 #[derive(Debug, Default)]
 pub(super) struct Pools {
-    slices: BTreeMap<NodeName, BTreeMap<String, Slice>>,
+    /// Of a node few, in the order of their names.
+    slices: BTreeMap<NodeName, Vec<(String, Slice)>>,
     /// Of each slice, by name.
     slice_nodes: BTreeMap<String, NodeName>,
     rules: BTreeMap<String, TaintRule>,
@@ -42,7 +43,7 @@ impl Pools {
 
     /// The GPUs of a node's pool, with the taints of rules.
     pub fn gpus(&self, node: &NodeName) -> BTreeMap<DeviceName, Arc<Gpu>> {
-        let slices = self.slices.get(node).into_iter().flat_map(BTreeMap::values);
+        let slices = self.slices.get(node).into_iter().flatten().map(|(_, slice)| slice);
         node::pool(node, slices, &self.rules)
     }
 
@@ -61,7 +62,14 @@ impl Pools {
         let moved = self.slice_nodes.insert(name.clone(), node.clone()).filter(|old| *old != node);
         moved.iter().for_each(|old| self.forget_slice(old, &name));
         self.unshared.set(&name, mem::take(&mut fresh.unshared));
-        self.slices.entry(node.clone()).or_default().insert(name, fresh);
+        let of_node = self.slices.entry(node.clone()).or_default();
+        match of_node.binary_search_by(|(one, _)| one.cmp(&name)) {
+            Ok(at) => of_node[at].1 = fresh,
+            Err(at) => {
+                of_node.reserve_exact(1);
+                of_node.insert(at, (name, fresh));
+            }
+        }
         moved.into_iter().chain([node]).collect()
     }
 
@@ -75,7 +83,7 @@ impl Pools {
 
     fn forget_slice(&mut self, node: &NodeName, name: &str) {
         if let Some(of_node) = self.slices.get_mut(node) {
-            of_node.remove(name);
+            of_node.retain(|(one, _)| one != name);
             if of_node.is_empty() {
                 self.slices.remove(node);
             }
