@@ -9,7 +9,7 @@ use crate::allocate::{
     Division, GpuGrant, GpuSpec, Index, MigBoard, NodeSpec, Placement, PlacementKey, ShareRoom, Unknown,
 };
 use crate::controller::view::{GpuRef, NodeState};
-use crate::feasible::{self, Resources};
+use crate::feasible::{Node, Resources};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
@@ -107,8 +107,7 @@ impl Capacity {
     pub fn set_node(&mut self, name: &NodeName, state: Option<&NodeState>) {
         self.epoch += 1;
         let room = self.rooms.entry(name.clone()).or_default();
-        room.all =
-            state.and_then(|state| state.object.as_deref()).map(feasible::allocatable).unwrap_or_default();
+        room.all = state.and_then(|state| state.object.as_deref()).map(Node::allocatable).unwrap_or_default();
         let left = room.left();
         self.note_full(name, left);
         let gpus = state.map(gpus).unwrap_or_default();

@@ -2,24 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm};
+use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm};
 
-use super::{Demands, Unfit};
+use super::{Demands, Node, Unfit};
+use crate::model::named::Named;
 
-type Labels = BTreeMap<String, String>;
+type Labels = Named<str, str>;
 
 /// Both must match.
 pub fn unmatched(pod: &Demands, node: &Node) -> Option<Unfit> {
-    static NONE: Labels = Labels::new();
-    let labels = node.metadata.labels.as_ref().unwrap_or(&NONE);
-    selector(pod.node_selector(), labels).or_else(|| affinity(pod, node, labels))
+    selector(pod.node_selector(), &node.labels).or_else(|| affinity(pod, node))
 }
 
-fn selector(wanted: &Labels, labels: &Labels) -> Option<Unfit> {
-    wanted.iter().find_map(|(key, wanted)| match labels.get(key) {
+fn selector(wanted: &BTreeMap<String, String>, labels: &Labels) -> Option<Unfit> {
+    wanted.iter().find_map(|(key, wanted)| match labels.get(key.as_str()) {
         Some(found) if found == wanted => None,
         Some(found) => {
-            let (key, wanted, found) = (key.clone(), wanted.clone(), found.clone());
+            let (key, wanted, found) = (key.clone(), wanted.clone(), found.to_owned());
             Some(Unfit::Selector { key, wanted, found })
         }
         None => Some(Unfit::SelectorLabel { key: key.clone(), wanted: wanted.clone() }),
@@ -27,11 +26,11 @@ fn selector(wanted: &Labels, labels: &Labels) -> Option<Unfit> {
 }
 
 /// Terms are alternatives; a term without any requirement matches nothing, and so does a list without a term.
-fn affinity(pod: &Demands, node: &Node, labels: &Labels) -> Option<Unfit> {
+fn affinity(pod: &Demands, node: &Node) -> Option<Unfit> {
     let required = pod.affinity()?;
     let mut failed = "it has none".to_owned();
     for term in &required.node_selector_terms {
-        match unmet(term, node, labels) {
+        match unmet(term, node) {
             None => return None,
             Some(words) => failed = words,
         }
@@ -40,16 +39,16 @@ fn affinity(pod: &Demands, node: &Node, labels: &Labels) -> Option<Unfit> {
 }
 
 /// The first requirement of a term that is not met; all must be.
-fn unmet(term: &NodeSelectorTerm, node: &Node, labels: &Labels) -> Option<String> {
+fn unmet(term: &NodeSelectorTerm, node: &Node) -> Option<String> {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     if expressions.is_empty() && fields.is_empty() {
         return Some("it is empty, which matches no node".to_owned());
     }
-    let by_label =
-        |one: &&NodeSelectorRequirement| !label_meets(one, labels.get(&one.key).map(String::as_str));
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    let failed = expressions.iter().find(by_label).map(|one| (one, labels.get(&one.key).map(String::as_str)));
+    let label = |one: &NodeSelectorRequirement| node.labels.get(one.key.as_str());
+    let by_label = |one: &&NodeSelectorRequirement| !label_meets(one, label(one));
+    let name = node.name().as_str();
+    let failed = expressions.iter().find(by_label).map(|one| (one, label(one)));
     let by_field = |one: &&NodeSelectorRequirement| !field_meets(one, name);
     let failed = failed.or_else(|| fields.iter().find(by_field).map(|one| (one, Some(name))));
     failed.map(|(one, found)| {

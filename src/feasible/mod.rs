@@ -3,8 +3,9 @@
 //!
 //! * [`why_not`]: cordon, the node's name, Ready, taints, node selector, node affinity, against a pod's [`Demands`]
 //! * [`lacking`]: resources other than CPU and memory of which a node has fewer in all than the pod asks for
+//! * [`Node`]: what is looked at of a node
 //! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
-//! * [`other_requests`], [`allocatable_of`]: the other resources, in all; [`all_requests`]: what a quota counts
+//! * [`other_requests`], [`Node::allocatable_of`]: the other resources, in all; [`all_requests`]: what a quota counts
 //!
 //! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration (a node that is not Ready has
 //! a taint), NodeAffinity, NodeResourcesFit; the first reason is told. Not looked at: how much of the other resources is
@@ -15,18 +16,17 @@
 
 mod affinity;
 mod demands;
+mod node;
 mod room;
 mod taint;
 #[cfg(test)]
 mod tests;
 
-use k8s_openapi::api::core::v1::Node;
 use thiserror::Error;
 
 pub use demands::Demands;
-pub use room::{
-    Resources, all_requests, allocatable, allocatable_of, left, other_requests, requests, short_of, taken,
-};
+pub use node::Node;
+pub use room::{Resources, all_requests, left, other_requests, requests, short_of, taken};
 
 use crate::model::quantity::Bytes;
 
@@ -77,8 +77,7 @@ fn equals(value: &str) -> String {
 
 /// The first reason that keeps the pod off the node; none: it may run there, if there is room ([`short_of`]).
 pub fn why_not(pod: &Demands, node: &Node) -> Option<Unfit> {
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    let named = pod.node_name().filter(|wanted| *wanted != name);
+    let named = pod.node_name().filter(|wanted| *wanted != node.name().as_str());
     let too_large = pod.too_large().map(Unfit::TooLarge);
     too_large
         .or_else(|| taint::cordoned(pod, node))
@@ -92,7 +91,7 @@ pub fn why_not(pod: &Demands, node: &Node) -> Option<Unfit> {
 /// devices of the resource are given by claims (KEP-5004), whatever the node says that it has.
 pub fn lacking(pod: &Demands, node: &Node, by_claim: impl Fn(&str) -> bool) -> Option<Unfit> {
     pod.others().iter().find_map(|(resource, needed)| {
-        let all = allocatable_of(node, resource);
+        let all = node.allocatable_of(resource);
         let lacks = all < *needed && !by_claim(resource);
         lacks.then(|| Unfit::Resource { resource: resource.clone(), needed: *needed, all })
     })

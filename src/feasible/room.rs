@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Node, Pod, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use super::Unfit;
+use super::{Node, Unfit};
 use crate::model::quantity::{Bytes, Quantity};
 
 /// Requested, there, or left.
@@ -21,7 +21,7 @@ type List = BTreeMap<String, ApiQuantity>;
 
 impl Resources {
     /// Rounded up, as kube-scheduler does. What cannot be read counts as nothing: the API server has read it.
-    fn of(list: Option<&List>) -> Self {
+    pub(super) fn of(list: Option<&List>) -> Self {
         let quantity = |name: &str| list?.get(name)?.0.parse::<Quantity>().ok();
         Self {
             cpu_milli: quantity("cpu").and_then(Quantity::millis_ceil).unwrap_or(0),
@@ -149,26 +149,27 @@ pub fn all_requests<'a>(
 /// resources, huge pages, storage. kube-scheduler counts what other pods take of them; here a node has them or not.
 pub fn other_requests(pod: &PodSpec) -> BTreeMap<String, u64> {
     let all = all_requests(pod, &|one| one.requests.as_ref());
-    let others = all.into_iter().filter(|(name, _)| !["cpu", "memory", "pods"].contains(&name.as_str()));
+    let others = all.into_iter().filter(|(name, _)| is_other(name));
     others.map(|(name, milli)| (name, milli.div_ceil(1000))).collect()
 }
 
-/// What pods may take of one such resource of a node, in units; 0: the node has none.
-pub fn allocatable_of(node: &Node, resource: &str) -> u64 {
-    let list = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-    let quantity = list.and_then(|list| list.get(resource)?.0.parse::<Quantity>().ok());
-    quantity.and_then(Quantity::units_ceil).unwrap_or(0)
+/// How much a list has of resources other than CPU, memory and number of pods, in units. What cannot be read counts as
+/// nothing.
+pub(super) fn units_of_others(list: Option<&List>) -> impl Iterator<Item = (&str, u64)> {
+    list.into_iter()
+        .flatten()
+        .filter(|(name, _)| is_other(name))
+        .filter_map(|(name, one)| Some((name.as_str(), one.0.parse::<Quantity>().ok()?.units_ceil()?)))
 }
 
-/// What pods may take of a node in all.
-pub fn allocatable(node: &Node) -> Resources {
-    Resources::of(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
+fn is_other(resource: &str) -> bool {
+    !["cpu", "memory", "pods"].contains(&resource)
 }
 
 /// What is left of a node beside the pods that are bound to it.
 pub fn left<'a>(node: &Node, pods: impl IntoIterator<Item = &'a Pod>) -> Resources {
     let used = pods.into_iter().fold(Resources::default(), |sum, pod| sum.plus(taken(pod)));
-    allocatable(node).minus(used)
+    node.allocatable().minus(used)
 }
 
 /// What is short for a pod that asks so much; none: it fits. Who asks for none of a thing is not refused for the

@@ -1,8 +1,8 @@
 //! Taints and tolerations, cordon, and the Ready condition.
 
-use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use super::{Demands, Unfit};
+use super::{Demands, Node, Unfit};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
@@ -12,16 +12,14 @@ const NO_EXECUTE: &str = "NoExecute";
 
 /// A cordoned node carries the taint, too; but only once the node controller has seen the cordon.
 pub fn cordoned(pod: &Demands, node: &Node) -> Option<Unfit> {
-    let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
-    (cordoned && !tolerates(pod, UNSCHEDULABLE, "", NO_SCHEDULE)).then_some(Unfit::Cordoned)
+    (node.is_cordoned && !tolerates(pod, UNSCHEDULABLE, "", NO_SCHEDULE)).then_some(Unfit::Cordoned)
 }
 
 /// kube-scheduler only looks at the taints that the node controller makes of this condition. Looking at the
 /// condition itself saves the moments until they are there; a pod that tolerates the taint is let through. A node
 /// without the condition counts as ready, as there.
 pub fn not_ready(pod: &Demands, node: &Node) -> Option<Unfit> {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    let ready = node.ready.as_ref()?;
     let taint = match ready.status.as_str() {
         "True" => return None,
         "False" => NOT_READY,
@@ -30,21 +28,18 @@ pub fn not_ready(pod: &Demands, node: &Node) -> Option<Unfit> {
     if tolerates(pod, taint, "", NO_SCHEDULE) {
         return None;
     }
-    let words = [ready.reason.as_deref(), ready.message.as_deref()];
-    let words: Vec<&str> = words.into_iter().flatten().filter(|words| !words.is_empty()).collect();
-    let words = if words.is_empty() { format!("Ready is {}", ready.status) } else { words.join(": ") };
-    Some(Unfit::NotReady(words))
+    let told = !ready.words.is_empty();
+    Some(Unfit::NotReady(if told { ready.words.clone() } else { format!("Ready is {}", ready.status) }))
 }
 
 /// The first taint that keeps the pod off. `PreferNoSchedule` only matters for scores.
 pub fn untolerated(pod: &Demands, node: &Node) -> Option<Unfit> {
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     let keeps_off = |taint: &&Taint| {
         let value = taint.value.as_deref().unwrap_or_default();
         [NO_SCHEDULE, NO_EXECUTE].contains(&taint.effect.as_str())
             && !tolerates(pod, &taint.key, value, &taint.effect)
     };
-    let Taint { key, value, effect, .. } = taints.iter().find(keeps_off)?;
+    let Taint { key, value, effect, .. } = node.taints.iter().find(keeps_off)?;
     let value = value.clone().unwrap_or_default();
     Some(Unfit::Taint { key: key.clone(), value, effect: effect.clone() })
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 
 fn node(value: Value) -> Node {
-    serde_json::from_value(value).unwrap()
+    Node::of(&serde_json::from_value(value).unwrap())
 }
 
 fn spec(value: Value) -> PodSpec {
@@ -356,8 +356,5 @@ fn other_resources_are_summed_over_containers_and_the_most_of_init_containers_co
     let found: Vec<(String, u64)> = other_requests(&spec).into_iter().collect();
     assert_eq!(found, [("ephemeral-storage".to_owned(), 1 << 30), ("example.com/fpga".to_owned(), 3)]);
     let node = node(json!({"status": {"allocatable": {"example.com/fpga": "4"}}}));
-    assert_eq!(
-        (allocatable_of(&node, "example.com/fpga"), allocatable_of(&node, "example.com/none")),
-        (4, 0)
-    );
+    assert_eq!((node.allocatable_of("example.com/fpga"), node.allocatable_of("example.com/none")), (4, 0));
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`names`]: identifiers of the field (driver, pool, device, claim, GPU) and their laws
 //! * [`quantity`]: exact Kubernetes quantities, bytes and MiB
+//! * [`named`]: values by name, of which many have most in common
 //! * [`gpu`]: GPUs and MIG devices as this node has them
 //! * [`mig`]: what a board can be cut into, and what was made of it
 //! * [`driver`]: where NVIDIA's driver is installed
@@ -18,6 +19,7 @@ pub mod claim;
 pub mod driver;
 pub mod gpu;
 pub mod mig;
+pub mod named;
 pub mod names;
 pub mod plain;
 pub mod process;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use k8s_openapi::api::resource::v1::{Device, DeviceAttribute};
 
-use super::named::Named;
+use crate::model::named::Named;
 use crate::model::quantity::Quantity;
 
 /// `domain/name` of an attribute or capacity.
@@ -84,8 +84,8 @@ pub fn is_by_memory_capacity(selector: &str) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceFacts {
     pub driver: String,
-    pub attributes: Named<AttributeValue>,
-    pub capacity: Named<Quantity>,
+    pub attributes: Named<QualifiedName, AttributeValue>,
+    pub capacity: Named<QualifiedName, Quantity>,
     /// It may be given to several claims at once.
     pub allow_multiple: bool,
 }
@@ -105,7 +105,7 @@ impl DeviceFacts {
                 .collect(),
             capacity: capacity
                 .filter_map(|(name, capacity)| {
-                    Some((QualifiedName::of(name, driver), capacity.value.0.parse().ok()?))
+                    Some((QualifiedName::of(name, driver), capacity.value.0.parse::<Quantity>().ok()?))
                 })
                 .collect(),
             allow_multiple: device.allow_multiple_allocations.unwrap_or(false),
@@ -121,7 +121,7 @@ impl DeviceFacts {
         let total = Quantity::from_units(u64::try_from(*mib).ok()?.checked_mul(1 << 20)?);
         (*self.capacity.get(&memory)? < total).then(|| {
             let mut facts = self.clone();
-            facts.capacity.insert(memory, total);
+            facts.capacity = facts.capacity.with(memory, total);
             facts
         })
     }

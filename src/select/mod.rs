@@ -22,7 +22,6 @@ mod eval;
 mod expr;
 mod facts;
 mod function;
-mod named;
 mod parse;
 mod pattern;
 mod placer;
@@ -37,7 +36,6 @@ use thiserror::Error;
 pub use cost::{COST_MAX, MEMORY_MIB_MAX, TICKS_PER_UNIT};
 pub use expr::{Reads, ValuesRead};
 pub use facts::{AttributeValue, BY_TOTAL_MEMORY, DeviceFacts, QualifiedName, is_by_memory_capacity};
-pub use named::Named;
 pub use placer::{NOT_FOR_THE_SCHEDULER, Placer, TYPE_OF_SHARES, chosen_by, placer};
 pub use taint::{Effect, Taint, Toleration, untolerated};
 

@@ -71,7 +71,7 @@ fn an_answer_depends_on_nothing_but_what_is_read() {
     let reads = |text: &str| Selector::compile(text).unwrap().reads();
     let (h100, mut twin) = (&devices["h100"], devices["h100"].clone());
     let uuid = QualifiedName::of("uuid", "gpu.nvidia.com");
-    twin.attributes.insert(uuid, AttributeValue::String("GPU-2".to_owned()));
+    twin.attributes = twin.attributes.with(uuid, AttributeValue::String("GPU-2".to_owned()));
     for (text, alike) in [
         ("device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'", true),
         ("cel.bind(gpu, device.attributes['gpu.nvidia.com'], gpu.type == 'gpu')", true),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ExactDeviceRequest, ResourceClaim};
 
 use super::chosen::{Chosen, Seen, Spent};
@@ -13,6 +13,7 @@ use crate::controller::core::Core;
 use crate::controller::requests::{exact, expressions};
 use crate::controller::view::GpuRef;
 use crate::controller::view::class::doubtful;
+use crate::feasible::Node;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::select::{Toleration, untolerated};

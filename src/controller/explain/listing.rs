@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use k8s_openapi::api::resource::v1::{
     Device as ApiDevice, DeviceClass, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice,
 };
@@ -14,7 +14,7 @@ use crate::cluster::Denied;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::view::class::{self, OtherClass};
 use crate::controller::view::{GpuRef, TaintRule};
-use crate::feasible::{self, Demands, Resources, Unfit};
+use crate::feasible::{self, Demands, Node, Resources, Unfit};
 use crate::model::names::{DRIVER, DeviceName, HOLD_LABEL, NodeName, PoolName};
 use crate::model::quantity::{Bytes, Quantity};
 use crate::select::{DeviceFacts, Taint};
@@ -252,12 +252,12 @@ impl Listing {
     /// What keeps a pod off a node, whatever its GPUs: what the pod demands of nodes, then CPU, memory and pods.
     pub fn unfit(&self, pod: &Pod, node: &Node) -> Option<Unfit> {
         let spec = pod.spec.as_ref()?;
-        if spec.node_name.as_ref().is_some_and(|name| node.metadata.name.as_ref() == Some(name)) {
+        if spec.node_name.as_deref() == Some(node.name().as_str()) {
             return None;
         }
         let left = || {
             let taken = self.taken_of(node).map(|taken| taken.room).unwrap_or_default();
-            feasible::allocatable(node).minus(taken)
+            node.allocatable().minus(taken)
         };
         feasible::why_not(&Demands::of(spec), node)
             .or_else(|| feasible::short_of(feasible::requests(spec), left()))
@@ -268,7 +268,7 @@ impl Listing {
         let spec =
             pod.spec.as_ref().filter(|spec| spec.node_name.as_deref().unwrap_or_default().is_empty())?;
         feasible::other_requests(spec).into_iter().find_map(|(resource, needed)| {
-            let all = feasible::allocatable_of(node, &resource);
+            let all = node.allocatable_of(&resource);
             let taken = self.taken_of(node).and_then(|taken| taken.others.get(&resource)).copied();
             let left = all.saturating_sub(taken.unwrap_or(0));
             let by_claim = all == 0 && class::of_resource(&resource, &self.classes).is_some();
@@ -278,11 +278,11 @@ impl Listing {
 
     /// A device plugin of the node offers the resource: kube-scheduler makes no claim for it there.
     pub fn is_by_plugin(&self, resource: &str, node: &Node) -> bool {
-        feasible::allocatable_of(node, resource) > 0
+        node.allocatable_of(resource) > 0
     }
 
     fn taken_of(&self, node: &Node) -> Option<&Taken> {
-        self.taken.get(&NodeName::new(node.metadata.name.as_deref()?))
+        self.taken.get(node.name())
     }
 }
 

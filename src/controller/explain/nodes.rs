@@ -8,7 +8,7 @@ use crate::allocate::{self, GpuVerdict, NodeShort, NodeVerdict, Nodes, PodAsk};
 use crate::controller::core::Core;
 use crate::controller::view::{Claim, GpuRef, Pod, Use};
 use crate::controller::{Moment, ask};
-use crate::feasible::{self, Unfit};
+use crate::feasible::{self, Node, Unfit};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 
 /// Of a selector that chooses nothing, so much is shown.
@@ -412,11 +412,7 @@ pub(super) fn verdicts(
 }
 
 /// What a node lacks for a pod that only kube-scheduler counts.
-pub(super) fn lack(
-    listing: &Listing,
-    pod: &Pod,
-    node: Option<&k8s_openapi::api::core::v1::Node>,
-) -> Option<Lack> {
+pub(super) fn lack(listing: &Listing, pod: &Pod, node: Option<&Node>) -> Option<Lack> {
     let object = listing
         .pod(&pod.at.name)
         .filter(|object| object.metadata.uid.as_deref() == Some(pod.at.uid.as_str()));
@@ -431,12 +427,7 @@ fn elsewhere(nodes: &Nodes, name: &NodeName) -> Option<NodeName> {
     }
 }
 
-fn barred(
-    core: &Core,
-    pod: &Pod,
-    name: &NodeName,
-    object: Option<&k8s_openapi::api::core::v1::Node>,
-) -> Option<Verdict> {
+fn barred(core: &Core, pod: &Pod, name: &NodeName, object: Option<&Node>) -> Option<Verdict> {
     let Some(object) = object else { return Some(Verdict::NoNode) };
     if let Some(unfit) = pod.demands.as_deref().and_then(|demands| feasible::why_not(demands, object)) {
         return Some(Verdict::Barred(unfit));

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Node;
-
 use crate::allocate::{self, Explanation, Index, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
 use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
@@ -19,7 +17,7 @@ use crate::controller::view::unshared::SelectorLists;
 use crate::controller::view::{Asks, Claim, ClusterView, GpuRef, Pod};
 use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
 use crate::controller::{Moment, ask};
-use crate::feasible::{self, Demands};
+use crate::feasible::{self, Demands, Node};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;

@@ -20,8 +20,8 @@ mod unreadable;
 pub mod unshared;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -47,7 +47,7 @@ use crate::admission::ShareClasses;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::classes::OurClasses;
-use crate::feasible::{self, Demands, Unfit};
+use crate::feasible::{self, Demands, Node, Unfit};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 
@@ -426,11 +426,18 @@ impl ClusterView {
 
     fn set_node(&mut self, object: k8s_openapi::api::core::v1::Node) -> Vec<News> {
         let name = NodeName::new(object.metadata.name.clone().unwrap_or_default());
-        let fresh = node::reduced(object);
+        let mut fresh = feasible::Node::of(&object);
+        // Itself as it was, or one whose name is next to its own.
+        let known = self.nodes.range(..=&name).next_back().or_else(|| self.nodes.range(&name..).next());
+        if let Some(like) = known.and_then(|(_, state)| state.object.as_deref()) {
+            fresh.share(like);
+        }
         let state = self.nodes.entry(name.clone()).or_default();
-        let same = state.object.as_ref().is_some_and(|old| node::is_same(old, &fresh));
-        state.object = Some(fresh);
-        if same { Vec::new() } else { vec![News::Node(name)] }
+        if state.object.as_deref() == Some(&fresh) {
+            return Vec::new();
+        }
+        state.object = Some(Arc::new(fresh));
+        vec![News::Node(name)]
     }
 
     fn drop_node(&mut self, name: &str) -> Vec<News> {

@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeCondition, NodeSpec, NodeStatus};
 use k8s_openapi::api::resource::v1::{
     Device, DeviceAttribute, DeviceTaintRule, DeviceTaintSelector, ResourceSlice,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::view::claim::GpuRef;
 use crate::controller::view::unshared::{TYPE_OF_MIG, UnsharedDevice};
+use crate::feasible::Node;
 use crate::model::names::{DRIVER, DeviceName, NodeName};
 use crate::select::{DeviceFacts, Taint};
 use crate::slices::{Grantable, Parts};
@@ -117,38 +116,8 @@ impl TaintRule {
 /// What is known of a node: either part may be missing.
 #[derive(Debug, Clone, Default)]
 pub struct NodeState {
-    /// Without what takes room and tells nothing here.
     pub object: Option<Arc<Node>>,
     pub gpus: BTreeMap<DeviceName, Arc<Gpu>>,
-}
-
-/// What [`feasible`](crate::feasible) looks at: labels, taints, cordon, Ready and what is allocatable.
-pub fn reduced(node: Node) -> Arc<Node> {
-    let ready = |mut one: NodeCondition| {
-        // A heartbeat is no news.
-        one.last_heartbeat_time = None;
-        one
-    };
-    let of_interest = |status: NodeStatus| NodeStatus {
-        allocatable: status.allocatable,
-        conditions: status
-            .conditions
-            .map(|all| all.into_iter().filter(|one| one.type_ == "Ready").map(ready).collect()),
-        ..NodeStatus::default()
-    };
-    Arc::new(Node {
-        metadata: ObjectMeta {
-            name: node.metadata.name,
-            labels: node.metadata.labels,
-            ..ObjectMeta::default()
-        },
-        spec: node.spec.map(|spec| NodeSpec {
-            taints: spec.taints,
-            unschedulable: spec.unschedulable,
-            ..NodeSpec::default()
-        }),
-        status: node.status.map(of_interest),
-    })
 }
 
 /// The GPUs of a pool, of these slices: those of its newest generation count.
@@ -177,8 +146,4 @@ impl GpuRef {
     pub fn new(node: &NodeName, device: &DeviceName) -> Self {
         Self { node: node.clone(), device: device.clone() }
     }
-}
-/// What is used of a node has not changed.
-pub(super) fn is_same(a: &k8s_openapi::api::core::v1::Node, b: &k8s_openapi::api::core::v1::Node) -> bool {
-    a.spec == b.spec && a.status == b.status && a.metadata.labels == b.metadata.labels
 }
