@@ -79,7 +79,7 @@ macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(transparent)]
+        #[serde(from = "String", into = "String")]
         pub struct $name(Arc<str>);
 
         impl $name {
@@ -98,6 +98,16 @@ macro_rules! name {
         impl From<&str> for $name {
             fn from(value: &str) -> Self {
                 Self(value.into())
+            }
+        }
+        impl From<String> for $name {
+            fn from(value: String) -> Self {
+                Self(value.into())
+            }
+        }
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0.as_ref().to_owned()
             }
         }
     };
