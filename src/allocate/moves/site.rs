@@ -145,6 +145,22 @@ pub(super) struct Site {
     lacks: [u64; 3],
 }
 
+/// How many pods have to leave for a want, at least.
+#[derive(Clone, Copy)]
+struct Emptying {
+    least: usize,
+    /// On the GPUs that need the fewest, but for the last of them; and on that.
+    beside: usize,
+    last: usize,
+}
+
+impl Emptying {
+    /// The same if one of the GPUs is one that so many have to leave.
+    fn with(self, least: usize) -> usize {
+        self.least.max(self.beside + least.max(self.last))
+    }
+}
+
 /// All sites, and the MiB that what waits would get at most.
 pub(super) fn sites(
     index: &mut Index,
@@ -213,23 +229,30 @@ impl Site {
 
     /// None: some want has too few GPUs, whoever leaves.
     fn least(&self) -> Option<usize> {
-        let spans = self.pods.iter().any(|pod| pod.parts.len() > 1);
-        let mut least = 1;
-        for (want, gpus) in self.gpus.iter().enumerate().filter(|(_, gpus)| **gpus > 0) {
-            let of = |board: &Board| self.least_on(board, want);
-            let mut each: Vec<usize> = self.boards.iter().filter_map(of).collect();
-            if each.len() < *gpus {
-                return None;
-            }
-            each.sort_unstable();
-            // Who has parts of several GPUs leaves all of them at once.
-            let of_want = match spans {
-                true => each[gpus - 1],
-                false => each.iter().take(*gpus).sum(),
-            };
-            least = least.max(of_want);
+        self.wants()
+            .map(|want| Some(self.emptying(want)?.least))
+            .try_fold(1, |most, one| Some(most.max(one?)))
+    }
+
+    /// By their places; those that need GPUs.
+    fn wants(&self) -> impl Iterator<Item = usize> {
+        self.gpus.iter().enumerate().filter(|(_, gpus)| **gpus > 0).map(|(want, _)| want)
+    }
+
+    /// None: the want has too few GPUs, whoever leaves.
+    fn emptying(&self, want: usize) -> Option<Emptying> {
+        let gpus = self.gpus[want];
+        let mut each: Vec<usize> =
+            self.boards.iter().filter_map(|board| self.least_on(board, want)).collect();
+        if each.len() < gpus {
+            return None;
         }
-        Some(least)
+        each.sort_unstable();
+        let last = each[gpus - 1];
+        // Who has parts of several GPUs leaves all of them at once.
+        let spans = self.pods.iter().any(|pod| pod.parts.len() > 1);
+        let least = if spans { last } else { each.iter().take(gpus).sum() };
+        Some(Emptying { least, beside: if spans { 0 } else { least - last }, last })
     }
 
     /// So many of a GPU's users have to leave at least for a want. None: it does not fit even without all of them.
@@ -280,9 +303,12 @@ impl Site {
         tell: &mut dyn FnMut(u64, &[usize]),
     ) {
         let one_gpu = self.gpus.iter().sum::<usize>() == 1 && self.lacks == [0; 3];
+        let wants: Vec<(usize, Emptying)> =
+            self.wants().filter_map(|want| Some((want, self.emptying(want)?))).collect();
         let useful = |board: &&Board| {
-            let of = |want: usize| self.least_on(board, want).is_some_and(|least| least <= size);
-            (0..self.gpus.len()).any(|want| self.gpus[want] > 0 && of(want))
+            wants.iter().any(|(want, emptying)| {
+                self.least_on(board, *want).is_some_and(|least| emptying.with(least) <= size)
+            })
         };
         let useful = self.boards.iter().filter(useful);
         let mut search = Choosing { site: self, movers, size, worth, meter, tell, chosen: Vec::new() };
