@@ -4,7 +4,7 @@
 //! Looking is a write, too: a hold that has settled is marked, and once the watch of claims brings the mark it has
 //! brought all that came before. A list would tell who is there, but not who has come and gone.
 //!
-//! A hold settles for 200 ms; if somebody may still be given its GPU (`steps::contenders`), for up to 2 s, and it is
+//! A hold settles for 50 ms; if somebody may still be given its GPU (`steps::contenders`), for up to 2 s, and it is
 //! looked at twice.
 //!
 //! ```text
@@ -122,13 +122,14 @@ pub struct Pace {
     pub ahead: usize,
 }
 
-/// What a hold settles in any case: ten times what a decision that was under way took to show on an idle API server.
-const SETTLE_LEAST: Duration = Duration::from_millis(200);
+/// What a hold settles in any case is this part of the most, 50 ms of 2 s: for pods that ask by their limits and that our
+/// watch brings later than kube-scheduler's. It grows with the most, which is for control planes that are slow.
+const SETTLE_LEAST_PART: u32 = 40;
 
 impl Pace {
     /// Between the writing of a hold and the first look.
     pub fn settle_least(&self) -> Duration {
-        self.settle.min(SETTLE_LEAST)
+        self.settle / SETTLE_LEAST_PART
     }
 
     fn settling(&self, claim: &ClaimRef, now: Moment) -> Phase {

@@ -95,7 +95,7 @@ fn a_gpu_that_is_nobodys_is_taken_first() {
     assert_eq!(
         holdups,
         [
-            "node-0/gpu-0 is nobody's yet: the controller takes it first, by a claim of its own that settles for 0.2 s, or \
+            "node-0/gpu-0 is nobody's yet: the controller takes it first, by a claim of its own that settles for 0.05 s, or \
              2 s while the scheduler may be giving that GPU to somebody"
         ]
     );
