@@ -3,8 +3,13 @@
 //! A caller that changes a record holds the lanes of the record's GPUs ([`Held`] is the proof). Each lane file
 //! carries a number that grows with every change. A number that differs from the remembered one shows that another
 //! process changed a record, and the index is read again. A damaged record stops the start: it is never overwritten.
+//!
+//! Nobody reads or writes a file with the index locked: on a slow disk whoever only wants to know what the index says would
+//! wait for it, the watchdog's looks among them.
 
-use std::collections::{BTreeMap, HashMap};
+mod readings;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,6 +19,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use self::readings::{ReadingEnd, Readings};
 use super::lanes::Held;
 use crate::host::{Durability, FileLock, Host, LockError, durable};
 use crate::ledger::{self, Damage, Intent, Mark, Phase, Record, RecordKey, Standing, Step};
@@ -45,6 +51,11 @@ pub enum StoreError {
     NoRecord(RecordKey),
     #[error("the lanes of claim {0} are not held")]
     NoLane(RecordKey),
+    #[error(
+        "too many records changed while the ledger in {0} was read, so what was read is not used; is its disk slow? It is \
+         read again"
+    )]
+    Changing(PathBuf),
     #[error(transparent)]
     Lane(#[from] LockError),
 }
@@ -69,12 +80,36 @@ struct Index {
     records: BTreeMap<RecordKey, Stored>,
     /// Number of each lane when the index was last known to be true; none for a lane that was busy then.
     lane_numbers: LaneNumbers,
+    readings: Readings,
 }
 
+#[derive(Clone)]
 struct Stored {
     record: Record,
     /// Where the next mark goes.
     len: usize,
+}
+
+impl Index {
+    /// A record is so now; none: it is no more.
+    fn set(&mut self, key: RecordKey, stored: Option<Stored>) {
+        self.readings.note_change(&key);
+        match stored {
+            Some(stored) => drop(self.records.insert(key, stored)),
+            None => drop(self.records.remove(&key)),
+        }
+    }
+
+    /// The records are these now, but for some that stay as they are.
+    fn take_over(&mut self, mut found: BTreeMap<RecordKey, Stored>, except: &BTreeSet<RecordKey>) {
+        for key in except {
+            match self.records.remove(key) {
+                Some(stored) => drop(found.insert(key.clone(), stored)),
+                None => drop(found.remove(key)),
+            }
+        }
+        self.records = found;
+    }
 }
 
 impl Store {
@@ -86,7 +121,8 @@ impl Store {
         let records = read_all(&folder)?;
         drop(at_rest);
         let changes = watch::Sender::new(0);
-        Ok(Self { folder, host, index: Mutex::new(Index { records, lane_numbers }), changes })
+        let index = Index { records, lane_numbers, readings: Readings::default() };
+        Ok(Self { folder, host, index: Mutex::new(index), changes })
     }
 
     /// Clears what was left half written longer than `age` ago.
@@ -96,19 +132,16 @@ impl Store {
 
     /// Reads the index again if another process changed something in these lanes.
     pub fn refresh(&self, held: &Held) -> Result<(), StoreError> {
-        let mut index = self.index();
         let mut changed = Vec::new();
         for (gpu, lock) in held.locks() {
             let number = Some(lane_number(lock, gpu)?);
-            if *index.lane_numbers.get(gpu).unwrap_or(&Some(0)) != number {
+            if *self.index().lane_numbers.get(gpu).unwrap_or(&Some(0)) != number {
                 changed.push((gpu.clone(), number));
             }
         }
         if !changed.is_empty() {
             // Fails first, believes afterwards: who asks again must not be given the old index.
-            index.records = read_all(&self.folder)?;
-            index.lane_numbers.extend(changed);
-            self.tell_of_change();
+            self.take_over()?.lane_numbers.extend(changed);
         }
         Ok(())
     }
@@ -116,11 +149,24 @@ impl Store {
     /// Reads all records again, whoever changed them. What is under way elsewhere is seen half done, and
     /// read again by whoever takes its lanes.
     pub fn read_again(&self) -> Result<(), StoreError> {
-        // Under the index's lock: a change of ours is in the index or on the disk, or comes later.
+        self.take_over().map(drop)
+    }
+
+    /// Reads all records, and takes them over: the index is as new as the disk was when this began, or newer.
+    fn take_over(&self) -> Result<MutexGuard<'_, Index>, StoreError> {
+        let reading = self.index().readings.begin();
+        let found = read_all(&self.folder);
         let mut index = self.index();
-        index.records = read_all(&self.folder)?;
-        self.tell_of_change();
-        Ok(())
+        let found = found.inspect_err(|_| index.readings.give_up(reading))?;
+        match index.readings.end(reading) {
+            ReadingEnd::TakeOver { except } => {
+                index.take_over(found, &except);
+                self.tell_of_change();
+            }
+            ReadingEnd::Overtaken => {}
+            ReadingEnd::Void => return Err(StoreError::Changing(self.folder.clone())),
+        }
+        Ok(index)
     }
 
     /// A claim's own record, straight from the disk: valid without a lane for finding out which lanes to take.
@@ -216,11 +262,7 @@ impl Store {
         let stored = Stored { record, len: bytes.len() };
         // What failed may have happened all the same: then the disk says what the index has to say.
         let stored = if written.is_ok() { Some(stored) } else { read_one(&path).unwrap_or(Some(stored)) };
-        let mut index = self.index();
-        match stored {
-            Some(stored) => drop(index.records.insert(key, stored)),
-            None => drop(index.records.remove(&key)),
-        }
+        self.index().set(key, stored);
         self.tell_of_change();
         written
     }
@@ -248,8 +290,8 @@ impl Store {
             Ok(()) => Some(Stored { record: Record { intent, phase }, len: bytes.len() }),
             Err(_) => read_one(&path).ok().flatten(),
         };
-        if let Some(stored) = stored {
-            self.index().records.insert(key.clone(), stored);
+        if stored.is_some() {
+            self.index().set(key.clone(), stored);
         }
         self.tell_of_change();
         written
@@ -266,18 +308,19 @@ impl Store {
         if mark == Mark::Releasing {
             self.bump(held, key, &self.get(key).map(|record| record.gpus()).unwrap_or_default())?;
         }
-        let mut index = self.index();
-        let stored = index.records.get_mut(key).ok_or_else(|| StoreError::NoRecord(key.clone()))?;
-        if !held.covers(&stored.record.gpus()) {
+        let no_record = || StoreError::NoRecord(key.clone());
+        let before = self.index().records.get(key).cloned().ok_or_else(no_record)?;
+        if !held.covers(&before.record.gpus()) {
             return Err(StoreError::NoLane(key.clone()));
         }
-        self.host.append_at(&path, stored.len as u64, &bytes).map_err(io_error("append to", &path))?;
-        stored.len += bytes.len();
-        stored.record.phase = match mark {
+        self.host.append_at(&path, before.len as u64, &bytes).map_err(io_error("append to", &path))?;
+        let phase = match mark {
             Mark::Applied(step) => Phase::Applying(step + 1),
             Mark::Ready => Phase::Ready,
             Mark::Releasing => Phase::Releasing,
         };
+        let record = Record { phase, ..before.record };
+        self.index().set(key.clone(), Some(Stored { record, len: before.len + bytes.len() }));
         self.tell_of_change();
         Ok(())
     }
@@ -314,7 +357,7 @@ impl Store {
         // A process that is not told of the release refuses the GPU: no reason to keep it from ending.
         let told = self.bump(held, key, &gpus);
         self.host.remove(&path).map_err(io_error("remove", &path))?;
-        self.index().records.remove(key);
+        self.index().set(key.clone(), None);
         self.tell_of_change();
         told
     }
@@ -324,11 +367,10 @@ impl Store {
         if !held.covers(gpus) {
             return Err(StoreError::NoLane(key.clone()));
         }
-        let mut index = self.index();
         for (gpu, lock) in held.locks().filter(|(gpu, _)| gpus.contains(gpu)) {
             let number = lane_number(lock, gpu)?.wrapping_add(1);
             lock.set_number(number).map_err(io_error("write the lane of", Path::new(gpu.as_str())))?;
-            index.lane_numbers.insert(gpu.clone(), Some(number));
+            self.index().lane_numbers.insert(gpu.clone(), Some(number));
         }
         Ok(())
     }
@@ -342,7 +384,7 @@ impl Store {
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
-        // Every change of the index is one insert or remove: a panic cannot leave it half done.
+        // No change of the index can panic halfway.
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -41,6 +41,7 @@ mod rig;
 mod shares;
 mod simulate;
 mod site;
+mod slow_disk;
 mod stop_at;
 mod tools;
 mod variables;
