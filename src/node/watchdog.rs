@@ -544,6 +544,7 @@ impl Watchdog {
         let _entered = ending.span.clone().entered();
         if let EndOutcome::Failed(_) = outcome {
             self.parts.metrics.failed_terminations.inc();
+            self.watch.end_failed(&ending.account_id.gpu, ending.seen.process, ending.how);
         }
         for (labels, finding) in finding::of_end(&self.devices, &self.knowledge, &ending, outcome) {
             match (&finding.kind, labels) {

@@ -18,16 +18,19 @@
 //!
 //! **How.** A client of an MPS server is first terminated by the daemon (`terminate_client`), because SIGKILL during a
 //! kernel ends the other clients, too; then it is killed, because a terminated client keeps its memory until its process
-//! ends. If the daemon does not answer, a process that still holds memory two looks later is killed all the same.
+//! ends. If the daemon does not answer, a process that still holds memory two looks later is killed all the same. A kill that
+//! fails ([`Watch::end_failed`]) is ordered again at the next look, then less and less often.
 //!
 //! **How soon.** A process that alone holds more than its part passed MPS's own limit, which no allocation within the
 //! rules does ([`Watch::is_urgent`]): the look that confirms it need not wait for its turn.
 
+mod ending;
 mod episode;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use self::ending::EndAttempt;
 use self::episode::{Episode, EpisodeChange};
 use super::usage::{Usage, usage};
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
@@ -37,11 +40,6 @@ use crate::model::time::Moment;
 
 /// Looks in a row after which a state is believed.
 const BELIEVED: u32 = 2;
-/// Looks after which a client that was to be terminated, and still holds memory, is killed without its daemon.
-const UNTIL_KILL: u32 = 2;
-/// Looks after which a killed process that is still there is killed again: one that hangs in the kernel
-/// cannot go at once.
-const UNTIL_AGAIN: u32 = 20;
 
 /// What follows from being over the grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,17 +210,17 @@ struct AccountState {
     peak: Bytes,
 }
 
-/// A process that was told to end.
-#[derive(Debug)]
-struct EndAttempt {
-    how: EndMethod,
-    looks: u32,
-}
-
 impl Watch {
     /// Forgets boards that are not shared any more.
     pub fn keep(&mut self, shared: &BTreeSet<DeviceUuid>) {
         self.boards.retain(|gpu, _| shared.contains(gpu));
+    }
+
+    /// A process was to be ended so by [`Verdict::End`], and could not be.
+    pub fn end_failed(&mut self, gpu: &DeviceUuid, process: ProcessKey, how: EndMethod) {
+        if let Some(attempt) = self.boards.get_mut(gpu).and_then(|board| board.ending.get_mut(&process)) {
+            attempt.fail(how);
+        }
     }
 
     /// True if the last look found a process that is to be ended if the next one confirms it, and that alone holds more
@@ -381,23 +379,15 @@ fn escalate(
     seen: &ObservedProcess,
     fold: &mut Fold<'_>,
 ) -> EndAttempt {
-    let how = match before {
-        None if seen.access == Access::Client => EndMethod::Terminate,
-        None => EndMethod::Kill,
-        Some(ending) => {
-            let looks = ending.looks + 1;
-            let patience = match ending.how {
-                EndMethod::Terminate => UNTIL_KILL,
-                EndMethod::Kill => UNTIL_AGAIN,
-            };
-            if looks < patience {
-                return EndAttempt { how: ending.how, looks };
-            }
-            EndMethod::Kill
-        }
+    let Some(mut attempt) = before else {
+        let how = if seen.access == Access::Client { EndMethod::Terminate } else { EndMethod::Kill };
+        fold.end(cause, seen, how);
+        return EndAttempt::new(how);
     };
-    fold.end(cause, seen, how);
-    EndAttempt { how, looks: 0 }
+    if let Some(how) = attempt.look() {
+        fold.end(cause, seen, how);
+    }
+    attempt
 }
 
 impl AccountState {

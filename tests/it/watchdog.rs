@@ -41,6 +41,7 @@ use tranche::supervisor::{Daemons, SupervisorError};
 
 mod held_up;
 mod hidden;
+mod kills;
 
 use crate::nvml::Node;
 use crate::site::{Claim, NODE, PluginRun, Site};
@@ -1018,6 +1019,8 @@ struct Counted {
     started: AtomicUsize,
     other: AtomicUsize,
     ended: AtomicU64,
+    /// None of them can be ended.
+    stays: bool,
 }
 
 impl Processes for Counted {
@@ -1056,9 +1059,9 @@ impl Processes for Counted {
     fn pids_are_the_hosts(&self) -> bool {
         true
     }
-    fn end(&self, _: ProcessKey) -> Result<End, EndError> {
+    fn end(&self, process: ProcessKey) -> Result<End, EndError> {
         self.ended.fetch_add(1, Ordering::SeqCst);
-        Ok(End::Gone)
+        if self.stays { Err(EndError::Protected(process.pid)) } else { Ok(End::Gone) }
     }
 }
 

@@ -138,6 +138,59 @@ fn beyond_the_grace_the_client_is_terminated_and_killed_two_looks_later_if_the_d
     trace.grow(&[3000]).tells(&["6000 Kill 1"]);
 }
 
+/// A read of /proc that hung, say. Twenty looks passed before it was tried again.
+#[test]
+fn a_kill_that_fails_is_ordered_again_at_the_next_look_and_then_less_and_less_often() {
+    let mut trace = trace();
+    let gpu = DeviceUuid::from("GPU-0");
+    let process = client(1, 0).process;
+    let fails = |trace: &mut Trace, how| trace.watch.end_failed(&gpu, process, how);
+    trace.see(&[bare(1, 3000)]).see(&[bare(1, 3000)]);
+    let mut passed = Vec::new();
+    while passed.len() < 8 {
+        assert_eq!(trace.told.pop().as_deref(), Some(&*format!("{} Kill 1", trace.now_ms - PERIOD_MS)));
+        // It may be told more than once, by orders that were given before.
+        (0..3).for_each(|_| fails(&mut trace, EndMethod::Kill));
+        trace.told.clear();
+        let from = trace.now_ms;
+        while trace.told.is_empty() {
+            trace.see(&[bare(1, 3000)]);
+        }
+        passed.push((trace.now_ms - from) / PERIOD_MS);
+    }
+    assert_eq!(passed, [1, 2, 4, 8, 16, 20, 20, 20]);
+    // One that was signalled, and hangs in the kernel, begins anew.
+    trace.told.clear();
+    trace.often(19, &[bare(1, 3000)]);
+    trace.tells(&[]);
+    let again = [format!("{} Kill 1", trace.now_ms), format!("{} Kill 1", trace.now_ms + PERIOD_MS)];
+    trace.see(&[bare(1, 3000)]).tells(&[&again[0]]);
+    fails(&mut trace, EndMethod::Kill);
+    trace.see(&[bare(1, 3000)]).tells(&[&again[1]]);
+}
+
+#[test]
+fn a_daemon_that_fails_hurries_no_kill_and_what_nobody_ends_is_nothing() {
+    let mut trace = trace();
+    let process = client(1, 0).process;
+    let fails = |trace: &mut Trace, gpu: &str, how| trace.watch.end_failed(&gpu.into(), process, how);
+    fails(&mut trace, "GPU-0", EndMethod::Kill);
+    trace.grow(&[3000, 3000]).tells(&["250 over 3000/2000 peak 3000", "250 Terminate 1"]);
+    fails(&mut trace, "GPU-0", EndMethod::Terminate);
+    fails(&mut trace, "GPU-1", EndMethod::Terminate);
+    trace.grow(&[3000]).tells(&[]);
+    trace.grow(&[3000]).tells(&["750 Kill 1"]);
+    // The daemon's answer, which comes late, says nothing of the kill.
+    fails(&mut trace, "GPU-0", EndMethod::Terminate);
+    trace.grow(&[3000; 19]).tells(&[]);
+    trace.grow(&[3000]).tells(&["5750 Kill 1"]);
+    // Back within the grant: it may live.
+    fails(&mut trace, "GPU-0", EndMethod::Kill);
+    trace.grow(&[2000, 2000]);
+    let told = std::mem::take(&mut trace.told);
+    assert!(!told.iter().any(|line| line.contains("Kill")), "{told:?}");
+}
+
 #[test]
 fn a_client_that_has_gone_is_not_killed_again() {
     let mut trace = trace();
