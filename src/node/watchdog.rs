@@ -11,6 +11,7 @@
 //! the looks are rare. Of two instances in a rolling update, the one that holds the lock file watches.
 //!
 //! * `shares`: the held devices, from the ledger · `table`: PIDs → processes · `knowledge`: the owners of processes
+//! * `questions`: who is asked beside the looks
 //! * `looks`: the processes of one look · `detours`: which of them go around MPS
 //! * `managed`: memory that NVML counts for no process · `accounts`: claims → what is counted together · `act`: how a process is ended, `enders`: on which threads · `finding`: what is reported
 //! * `measured`: NVML's figures → how busy each pod is · `rows`: what is shown of claims and GPUs · `showing`: when
@@ -29,6 +30,7 @@ mod looks;
 mod managed;
 mod measured;
 mod metrics;
+mod questions;
 mod rows;
 mod shares;
 mod showing;
@@ -57,9 +59,8 @@ use self::table::Table;
 use super::config;
 use super::containers::Containers;
 use super::executor::Executor;
-use crate::cluster::{ClaimError, Cluster};
+use crate::cluster::Cluster;
 use crate::host::{FileLock, Processes};
-use crate::model::claim::ClaimRef;
 use crate::model::error_chain;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::share::MpsGroup;
@@ -425,41 +426,6 @@ impl Watchdog {
         found
     }
 
-    /// Starts the questions whose turn it is.
-    fn ask(&mut self, now: Moment) {
-        let questions = self.knowledge.questions(self.devices.values(), now);
-        for claim in questions.claims {
-            let cluster = self.parts.cluster.clone();
-            self.tasks.spawn(async move {
-                let users = users(&*cluster, &claim).await;
-                TaskResult::Users { claim: claim.uid, asked: now, users }
-            });
-        }
-        let threads = &self.threads;
-        if questions.ledger {
-            let (requester, executor) = (threads.requester.clone(), self.parts.executor.clone());
-            self.tasks.spawn(async move {
-                let read = requester.run(move || executor.store.read_again()).await;
-                TaskResult::Ledger { asked: now, read: read.and_then(in_words) }
-            });
-        }
-        if questions.servers {
-            let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
-            let requester = threads.requester.clone();
-            self.tasks.spawn(async move {
-                let servers = requester.run(move || act::servers(&*daemons, &*processes)).await;
-                TaskResult::Servers { asked: now, servers: servers.and_then(in_words) }
-            });
-        }
-        for group in self.detours.questions(now) {
-            let (daemons, threads) = (self.parts.daemons.clone(), threads.clone());
-            self.tasks.spawn(async move {
-                let clients = threads.clients(group.clone(), daemons).await;
-                TaskResult::Clients { group, asked: now, clients }
-            });
-        }
-    }
-
     fn take_result(&mut self, result: TaskResult) {
         match result {
             TaskResult::Users { claim, asked, users } => {
@@ -482,30 +448,6 @@ impl Watchdog {
                 self.detours.answered(&group, asked, clients.ok().as_deref());
             }
             TaskResult::Ended(ending, outcome) => self.note_end(ending, outcome),
-        }
-    }
-
-    /// The answer, if there is one. That there is none is told when it begins and when it ends.
-    fn answer<T>(&mut self, of: &'static str, answer: Result<T, String>) -> Option<T> {
-        match answer {
-            Ok(answer) => {
-                if self.logged_failures.questions.remove(of) {
-                    info!(of, "the watchdog's questions are answered again");
-                }
-                Some(answer)
-            }
-            Err(problem) => {
-                self.parts.metrics.failed_questions.inc();
-                if self.logged_failures.questions.insert(of) {
-                    warn!(
-                        of,
-                        problem,
-                        "a question of the watchdog is not answered; asked again, and until it is, no process is \
-                         found to be of no claim"
-                    );
-                }
-                None
-            }
         }
     }
 
@@ -569,10 +511,6 @@ impl Watchdog {
     }
 }
 
-fn in_words<T>(answer: Result<T, impl std::error::Error>) -> Result<T, String> {
-    answer.map_err(|error| error_chain(&error))
-}
-
 /// What is remembered when the watchdog begins to look: nothing, and since when. Where the time cannot be told, every
 /// process counts as older than the watchdog, so that nobody is ended for what may have happened before.
 async fn detours_from_now(threads: &WorkerThreads, processes: Arc<dyn Processes>) -> Detours {
@@ -585,14 +523,4 @@ async fn detours_from_now(threads: &WorkerThreads, processes: Arc<dyn Processes>
         Err(_) => u64::MAX,
     };
     Detours::since(began)
-}
-
-/// Who may use a claim; none if the API server's answer, or its silence, tells nothing.
-async fn users(cluster: &dyn Cluster, claim: &ClaimRef) -> Option<Users> {
-    match cluster.claim(claim).await {
-        Ok(found) => Some(Users { pods: found.pods, others: found.reserved_for_others }),
-        Err(ClaimError::Malformed { .. } | ClaimError::Call { .. }) => None,
-        // It is nobody's any more.
-        Err(_) => Some(Users::default()),
-    }
 }
