@@ -98,21 +98,28 @@ impl LeavableThreads {
         })
     }
 
-    /// The same without blocking anybody.
+    /// Begins the work without blocking anybody. Its result, or in words why there is none by then, is to be waited for.
     ///
     /// # Errors
-    /// In words, if there is none by then.
-    pub async fn ask<T: Send + 'static>(
+    /// In words, if it cannot begin.
+    pub fn begin<T, W>(
         &self,
         limit: Duration,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, String> {
+        work: W,
+    ) -> Result<impl Future<Output = Result<T, String>> + use<T, W>, String>
+    where
+        T: Send + 'static,
+        W: FnOnce() -> T + Send + 'static,
+    {
         let (work, result) = replying(work);
         self.start(work).map_err(|error| error.to_string())?;
-        match timeout(limit, result).await {
-            Ok(found) => found.map_err(|_| self.broke_off()),
-            Err(_) => Err(self.held_up(limit)),
-        }
+        let threads = self.clone();
+        Ok(async move {
+            match timeout(limit, result).await {
+                Ok(found) => found.map_err(|_| threads.broke_off()),
+                Err(_) => Err(threads.held_up(limit)),
+            }
+        })
     }
 
     fn held_up(&self, limit: Duration) -> String {
@@ -280,12 +287,23 @@ mod tests {
         let threads = LeavableThreads::new("test", 2);
         let limit = Duration::from_secs(60);
         let (let_go, held_up) = channel::<()>();
-        let words = threads.ask(Duration::from_millis(1), move || _ = held_up.recv()).await.unwrap_err();
+        let held = threads.begin(Duration::from_millis(1), move || _ = held_up.recv()).unwrap();
+        let words = held.await.unwrap_err();
         assert!(words.contains("held thread test up for 1ms"), "{words}");
-        assert_eq!(threads.ask(limit, || 7).await, Ok(7));
+        assert_eq!(threads.begin(limit, || 7).unwrap().await, Ok(7));
         drop(let_go);
         wait_until_running(&threads, 0).await;
-        let broken = threads.ask(limit, || panic!("as a test")).await;
+        let (both, waiting): (Vec<_>, Vec<_>) = (0..2).map(|_| channel::<()>()).unzip();
+        let begun: Vec<_> = waiting
+            .into_iter()
+            .map(|waits| threads.begin(limit, move || _ = waits.recv()).unwrap())
+            .collect();
+        let words = threads.begin(limit, || 8).err().unwrap();
+        assert!(words.contains("2 threads test have not ended"), "{words}");
+        drop(both);
+        assert_eq!(futures::future::join_all(begun).await, [Ok(()), Ok(())]);
+        wait_until_running(&threads, 0).await;
+        let broken = threads.begin(limit, || panic!("as a test")).unwrap().await;
         assert!(broken.is_err_and(|words: String| words.contains("broke off")));
     }
 

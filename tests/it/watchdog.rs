@@ -39,6 +39,7 @@ use tranche::sharing::watch::{EndMethod, EndReason};
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState, MpsClient, Server};
 use tranche::supervisor::{Daemons, SupervisorError};
 
+mod busy_daemons;
 mod held_up;
 mod hidden;
 mod kills;
@@ -76,7 +77,11 @@ struct Told {
     before_states: Option<Box<dyn FnOnce() + Send>>,
     /// Done when it is asked for its clients.
     before_clients: Option<Box<dyn FnMut() + Send>>,
+    /// What each of many daemons answers, in place of all that.
+    answers: Option<Arc<Answers>>,
 }
+
+type Answers = dyn Fn(&MpsGroup) -> Vec<MpsClient> + Send + Sync;
 
 impl FakeDaemons {
     fn told(&self) -> MutexGuard<'_, Told> {
@@ -120,6 +125,10 @@ impl Daemons for FakeDaemons {
         }])
     }
     fn clients(&self, asked: &MpsGroup) -> Result<Vec<MpsClient>, SupervisorError> {
+        let answers = self.told().answers.clone();
+        if let Some(answers) = answers {
+            return Ok(answers(asked));
+        }
         let mut told = self.heard()?;
         assert_eq!(*asked, told.group.clone().unwrap_or_else(group));
         told.asked += 1;

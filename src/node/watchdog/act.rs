@@ -64,8 +64,8 @@ const GOOD_AT_MOST: Duration = Duration::from_secs(20);
 const QUESTION_LIMIT: Duration = Duration::from_secs(60);
 /// Threads that may be at questions to the supervisor and the ledger: beyond one, because the others were left.
 const REQUESTERS_MAX: usize = 4;
-/// Daemons that may be asked for their clients at a time. `tranche mps` hears 64 at a time, claims that are being prepared
-/// among them.
+/// Daemons that may be asked for their clients at a time; others wait for their turn. `tranche mps` hears 64 at a time,
+/// claims that are being prepared among them.
 const ASKERS_MAX: usize = 16;
 /// For reading of the processes on all GPUs that claims hold what is not known of them. That of a thousand takes some ms.
 const READ_LIMIT: Duration = Duration::from_secs(2);
@@ -118,14 +118,17 @@ impl WorkerThreads {
         }
     }
 
-    /// The clients of a daemon.
-    pub async fn clients(
+    /// Asks a daemon for its clients; they are to be waited for.
+    ///
+    /// # Errors
+    /// It was not asked: too many others are being asked.
+    pub fn clients(
         &self,
         group: MpsGroup,
         daemons: Arc<dyn Daemons>,
-    ) -> Result<Vec<MpsClient>, String> {
-        let clients = self.askers.ask(QUESTION_LIMIT, move || daemons.clients(&group)).await?;
-        clients.map_err(|error| error_chain(&error))
+    ) -> Result<impl Future<Output = Result<Vec<MpsClient>, String>> + use<>, String> {
+        let clients = self.askers.begin(QUESTION_LIMIT, move || daemons.clients(&group))?;
+        Ok(async move { clients.await?.map_err(|error| error_chain(&error)) })
     }
 }
 

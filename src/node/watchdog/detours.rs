@@ -11,10 +11,13 @@
 //! | began before the watchdog, and its claim has no server on the GPU that is older | left alone: the same may have happened unseen |
 //! | is named by its claim's daemon, asked after it was first seen so | left alone |
 //! | has a claim whose server is not on the GPU, for 10 s since the claim was first seen so | left alone: it may wait for the server |
-//! | has a claim whose daemon does not answer within 10 s | around MPS, if NVML is known to list clients on this node |
+//! | has a claim whose daemon, asked after that, does not answer within 10 s | around MPS, if NVML is known to list clients on this node |
+//! | has a claim whose daemon could not be asked for 2 min, because too many others were being asked | the same |
 //! | otherwise, once the daemon has answered | around MPS |
 //!
-//! The daemon's silence does not excuse for ever, because a tenant can keep the daemon busy.
+//! The daemon's silence does not excuse for ever, because a tenant can keep the daemon busy. Nor does it that nobody could be
+//! asked: a tenant can keep many daemons busy, for 40 s at a time. Who waits for that has its turn in order, and daemons that
+//! left their last question unanswered come after all others: 2 min are three rounds of daemons that are new to all this.
 //!
 //! Who was a client is remembered for as long as the process lives. A look that does not show it proves nothing: NVML
 //! fails now and then.
@@ -33,6 +36,8 @@ use crate::supervisor::protocol::MpsClient;
 
 /// How long a server may take to come up, and a daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process may owe it to others' daemons that its own was not asked.
+const UNASKED: Duration = Duration::from_secs(120);
 /// At each look, of so many remembered processes beyond those that NVML lists it is asked whether they still live. So many
 /// at once, because a tenant can have thousands that were clients once.
 const CHECKS: usize = 64;
@@ -60,6 +65,8 @@ pub(super) struct Detours {
 struct Route {
     /// Since when NVML has listed it as no client.
     bare_since: Option<Moment>,
+    /// Since when those of its daemons that have not answered have all been asked.
+    asked_since: Option<Moment>,
     /// The servers that it may have had when it was last listed as a client.
     servers: BTreeSet<ProcessKey>,
 }
@@ -68,9 +75,23 @@ struct Route {
 #[derive(Debug, Default)]
 struct DaemonWord {
     question: QuestionState,
+    /// Since when the question has waited for room.
+    waits_since: Option<Moment>,
+    /// It did not answer the last question.
+    is_silent: bool,
     clients: HashSet<u32>,
     /// Since when the claim has had a process that is no client, and no server.
     serverless_since: Option<Moment>,
+}
+
+/// What the daemons of a process say of it.
+enum Answer {
+    /// It is a client.
+    Named,
+    /// All have answered, and none of them names it.
+    Unnamed,
+    /// Since when those that have not answered have all been asked.
+    Missing { asked_since: Option<Moment> },
 }
 
 /// Whether NVML's list of MPS clients may be believed where no daemon answers.
@@ -95,7 +116,7 @@ impl Detours {
     pub fn keep(&mut self, is_listed: impl Fn(&ProcessKey) -> bool, groups: &HashSet<&MpsGroup>) {
         for (process, route) in &mut self.processes {
             if !is_listed(process) {
-                route.bare_since = None;
+                (route.bare_since, route.asked_since) = (None, None);
             }
         }
         self.daemons.retain(|group, _| groups.contains(group));
@@ -132,7 +153,7 @@ impl Detours {
                 if self.lists == ListTrust::Unproven {
                     self.lists = ListTrust::Proven;
                 }
-                *route = Route { bare_since: None, servers: own.servers.clone() };
+                *route = Route { servers: own.servers.clone(), ..Route::default() };
                 self.note_servers(own, now);
                 Access::Client
             }
@@ -145,7 +166,11 @@ impl Detours {
                     false => route.servers.is_disjoint(&own.servers),
                 };
                 let awaits_server = self.note_servers(own, now);
-                let is_around = self.is_around(process.pid, own, (since, now));
+                let is_around = match self.answer(process.pid, own, since) {
+                    Answer::Named => false,
+                    Answer::Unnamed => true,
+                    Answer::Missing { asked_since } => self.has_waited(process, asked_since, (since, now)),
+                };
                 if is_around && !lost_its_server && !awaits_server {
                     Access::AroundMps
                 } else {
@@ -169,34 +194,75 @@ impl Detours {
         awaits
     }
 
-    fn is_around(&mut self, pid: u32, own: &OwnDaemons<'_>, (since, now): (Moment, Moment)) -> bool {
-        let mut told = true;
+    fn answer(&mut self, pid: u32, own: &OwnDaemons<'_>, since: Moment) -> Answer {
+        let (mut told, mut asked_since) = (true, Some(since));
         for group in &own.groups {
             let word = self.daemons.entry((*group).clone()).or_default();
             // First, so that a daemon that has answered is asked no more.
             let answered = want(&mut word.question, since);
             if answered && word.clients.contains(&pid) {
                 self.lists = ListTrust::Contradicted;
-                return false;
+                return Answer::Named;
+            }
+            if !answered {
+                asked_since = asked_since.zip(word.question.asked(since)).map(|(one, other)| one.max(other));
             }
             told &= answered;
         }
-        told || (now >= since + PATIENCE && self.lists == ListTrust::Proven)
+        if told { Answer::Unnamed } else { Answer::Missing { asked_since } }
     }
 
-    /// Returns the daemons to ask for their clients now: none twice within a second, none that has still to answer.
-    pub fn questions(&mut self, now: Moment) -> Vec<MpsGroup> {
-        let due = self.daemons.iter_mut().filter_map(|(group, word)| {
-            let is_due = word.question.take_turn(now);
-            is_due.then(|| group.clone())
-        });
-        due.collect()
+    /// True if the answers have been waited for long enough, and NVML's word counts.
+    fn has_waited(
+        &mut self,
+        process: ProcessKey,
+        asked_since: Option<Moment>,
+        (since, now): (Moment, Moment),
+    ) -> bool {
+        let route = self.processes.entry(process).or_default();
+        // The first time counts: daemons that do not answer are asked again and again.
+        route.asked_since = route.asked_since.or(asked_since);
+        let is_silent = route.asked_since.is_some_and(|asked| now >= asked + PATIENCE);
+        (is_silent || now >= since + UNASKED) && self.lists == ListTrust::Proven
+    }
+
+    /// Returns the daemons to ask for their clients now, none twice within a second, none that has still to answer. In the
+    /// order of their turns, if there is no room for all.
+    pub fn due(&self, now: Moment) -> Vec<MpsGroup> {
+        let due = self.daemons.iter().filter(|(_, word)| word.question.is_due(now));
+        let mut due: Vec<_> =
+            due.map(|(group, word)| (word.is_silent, word.waits_since.unwrap_or(now), group)).collect();
+        due.sort();
+        due.into_iter().map(|(_, _, group)| group.clone()).collect()
+    }
+
+    /// This daemon is being asked.
+    pub fn put(&mut self, group: &MpsGroup, now: Moment) {
+        if let Some(word) = self.daemons.get_mut(group) {
+            word.question.take_turn(now);
+            word.waits_since = None;
+        }
+    }
+
+    /// There is no room to ask these daemons. Returns for how many of them there was room, or no question, before.
+    pub fn postpone(&mut self, groups: &[MpsGroup], now: Moment) -> u64 {
+        let mut began = 0;
+        for group in groups {
+            if let Some(word) = self.daemons.get_mut(group)
+                && word.waits_since.is_none()
+            {
+                word.waits_since = Some(now);
+                began += 1;
+            }
+        }
+        began
     }
 
     /// A daemon's answer; none: it said nothing.
     pub fn answered(&mut self, group: &MpsGroup, asked: Moment, clients: Option<&[MpsClient]>) {
         let Some(word) = self.daemons.get_mut(group) else { return };
         word.question.answered(clients.is_some().then_some(asked));
+        word.is_silent = clients.is_none();
         if let Some(clients) = clients {
             word.clients = clients.iter().map(|client| client.pid).collect();
         }
@@ -244,9 +310,16 @@ mod tests {
             self.look(ms, 1, ContextKind::Compute)
         }
 
+        /// The daemons to ask, which are asked.
+        fn due(&mut self, ms: u64) -> Vec<MpsGroup> {
+            let due = self.detours.due(at(ms));
+            due.iter().for_each(|group| self.detours.put(group, at(ms)));
+            due
+        }
+
         /// Asks the daemon if it is to be asked; true if so.
         fn ask(&mut self, ms: u64, clients: Option<&[u32]>) -> bool {
-            let due = self.detours.questions(at(ms));
+            let due = self.due(ms);
             let client = |pid: &u32| MpsClient { server: SERVER.pid, pid: *pid };
             let clients = clients.map(|clients| clients.iter().map(client).collect::<Vec<_>>());
             if !due.is_empty() {
@@ -392,6 +465,102 @@ mod tests {
             let expected = if is_listed { Access::AroundMps } else { Access::Other };
             assert_eq!(case.bare(10_000), expected);
         }
+    }
+
+    /// The daemon's question waits, because all threads are at daemons of others.
+    #[test]
+    fn a_daemon_that_could_not_be_asked_was_not_silent() {
+        let mut case = Case::new();
+        case.look(0, 2, ContextKind::MpsClient);
+        let postponed = |case: &mut Case, ms| {
+            let due = case.detours.due(at(ms));
+            (due.len(), case.detours.postpone(&due, at(ms)))
+        };
+        case.bare(0);
+        assert_eq!(postponed(&mut case, 0), (1, 1));
+        assert_eq!(postponed(&mut case, 250), (1, 0), "it is counted once");
+        assert_eq!(case.bare(30_000), Access::Other);
+        // From the question on it is given as long as any other.
+        assert!(case.ask(30_000, None));
+        assert_eq!(case.bare(39_750), Access::Other);
+        assert_eq!(postponed(&mut case, 39_750), (1, 1));
+        assert_eq!(case.bare(40_000), Access::AroundMps, "it was asked, and said nothing");
+        // Another process of the claim, for which it was not asked.
+        assert_eq!(case.look(50_000, 3, ContextKind::Compute), Access::Other);
+        assert_eq!(case.look(65_000, 3, ContextKind::Compute), Access::Other);
+        assert!(case.ask(65_000, Some(&[3])));
+        assert_eq!(case.look(65_250, 3, ContextKind::Compute), Access::Other, "it is a client");
+    }
+
+    #[test]
+    fn busy_daemons_of_others_excuse_nobody_for_ever() {
+        for is_listed in [false, true] {
+            let mut case = Case::new();
+            if is_listed {
+                case.look(0, 2, ContextKind::MpsClient);
+            }
+            case.bare(0);
+            for ms in [250, 60_000, 119_750] {
+                assert_eq!(case.bare(ms), Access::Other);
+                let due = case.detours.due(at(ms));
+                case.detours.postpone(&due, at(ms));
+            }
+            let expected = if is_listed { Access::AroundMps } else { Access::Other };
+            assert_eq!(case.bare(120_000), expected);
+        }
+    }
+
+    /// As many as may are busy, and one after the other gives its place up, to whoever is next.
+    #[test]
+    fn who_waits_has_its_turn_in_order_and_daemons_that_are_always_busy_come_last() {
+        const PLACES: usize = 2;
+        let groups: Vec<MpsGroup> = (0..6)
+            .map(|n| MpsGroup::new(["GPU-0".into()]).of_claim(format!("c{n}").as_str().into()))
+            .collect();
+        let mut detours = Detours::default();
+        let mut now = 0;
+        let look = |detours: &mut Detours, now: u64, which: &[usize]| {
+            for n in which {
+                let own = OwnDaemons { groups: vec![&groups[*n]], servers: BTreeSet::from([SERVER]) };
+                let process = ProcessKey { pid: u32::try_from(*n).unwrap() + 1, started: 1 };
+                detours.access(process, ContextKind::Compute, &own, at(now));
+            }
+            detours.due(at(now))
+        };
+        let place = |detours: &mut Detours, now: u64, due: &[MpsGroup], free: usize| -> Vec<usize> {
+            let (asked, waiting) = due.split_at(free.min(due.len()));
+            asked.iter().for_each(|group| detours.put(group, at(now)));
+            detours.postpone(waiting, at(now));
+            asked.iter().map(|one| groups.iter().position(|group| group == one).unwrap()).collect()
+        };
+        // 3 and 4 are busy, and go on to be.
+        let due = look(&mut detours, now, &[3, 4]);
+        assert_eq!(place(&mut detours, now, &due, PLACES), [3, 4]);
+        now = 1000;
+        let due = look(&mut detours, now, &[5, 3, 4]);
+        assert!(place(&mut detours, now, &due, 0).is_empty());
+        now = 2000;
+        let due = look(&mut detours, now, &[0, 5, 3, 4]);
+        assert!(place(&mut detours, now, &due, 0).is_empty());
+        // One of them is given up, and wants to be asked again at once.
+        now = 40_000;
+        detours.answered(&groups[3], at(0), None);
+        let due = look(&mut detours, now, &[0, 1, 2, 3, 4, 5]);
+        assert_eq!(place(&mut detours, now, &due, 1), [5], "it has waited longest");
+        now = 41_000;
+        detours.answered(&groups[5], at(40_000), Some(&[]));
+        detours.answered(&groups[4], at(0), None);
+        let due = look(&mut detours, now, &[0, 1, 2, 3, 4, 5]);
+        assert_eq!(place(&mut detours, now, &due, PLACES), [0, 1]);
+        now = 42_000;
+        detours.answered(&groups[0], at(41_000), Some(&[]));
+        detours.answered(&groups[1], at(41_000), None);
+        let due = look(&mut detours, now, &[0, 1, 2, 3, 4, 5]);
+        assert_eq!(
+            place(&mut detours, now, &due, PLACES),
+            [2, 3],
+            "those that are always busy are asked, too"
+        );
     }
 
     #[test]

@@ -54,14 +54,26 @@ impl QuestionState {
         self.answered.is_some_and(|answered| answered >= since)
     }
 
-    /// Returns true if the question is to be asked now: it is wanted, not being asked, and was not asked just before.
-    pub fn take_turn(&mut self, now: Moment) -> bool {
+    /// True if the question is to be asked now: it is wanted, not being asked, and was not asked just before.
+    pub fn is_due(&self, now: Moment) -> bool {
         let soon = self.last.is_some_and(|last| now < last + ASK_EVERY);
-        if !self.wanted || self.under_way || soon {
-            return false;
+        self.wanted && !self.under_way && !soon
+    }
+
+    /// Returns true if the question is to be asked now, and takes it for asked.
+    pub fn take_turn(&mut self, now: Moment) -> bool {
+        let is_due = self.is_due(now);
+        if is_due {
+            *self = Self { answered: self.answered, last: Some(now), under_way: true, wanted: false };
         }
-        *self = Self { answered: self.answered, last: Some(now), under_way: true, wanted: false };
-        true
+        is_due
+    }
+
+    /// Since when whoever wants to know of that time has been waiting for an answer; none: the question was not asked for
+    /// them yet.
+    pub fn asked(&self, since: Moment) -> Option<Moment> {
+        let last = self.last.filter(|last| self.under_way || *last >= since)?;
+        Some(last.max(since))
     }
 
     pub fn answered(&mut self, as_of: Option<Moment>) {

@@ -38,6 +38,8 @@ pub struct ClaimMetrics {
     pub unmade_reads: Counter,
     /// Questions that were not answered.
     pub failed_questions: Counter,
+    /// Questions to MPS daemons that waited, because as many were being asked as may.
+    pub postponed_questions: Counter,
     /// Readings of figures that NVML did not answer.
     pub failed_readings: Counter,
     /// Findings that nobody took in time.
@@ -96,6 +98,7 @@ impl ClaimMetrics {
             failed_looks: Counter::default(),
             unmade_reads: Counter::default(),
             failed_questions: Counter::default(),
+            postponed_questions: Counter::default(),
             failed_readings: Counter::default(),
             dropped_findings: Counter::default(),
             failed_terminations: Counter::default(),
@@ -259,6 +262,11 @@ impl ClaimMetrics {
                 "watchdog_failed_questions",
                 "Questions to tranche mps, to MPS daemons and to the ledger that were not answered; they are asked again",
                 &self.failed_questions,
+            ),
+            (
+                "watchdog_postponed_questions",
+                "Questions to MPS daemons that had to wait because as many others were being asked as may be",
+                &self.postponed_questions,
             ),
             (
                 "watchdog_failed_readings",

@@ -37,12 +37,22 @@ impl Watchdog {
                 TaskResult::Servers { asked: now, servers: servers.and_then(in_words) }
             });
         }
-        for group in self.detours.questions(now) {
-            let (daemons, threads) = (self.parts.daemons.clone(), threads.clone());
-            self.tasks.spawn(async move {
-                let clients = threads.clients(group.clone(), daemons).await;
-                TaskResult::Clients { group, asked: now, clients }
-            });
+        self.ask_daemons(now);
+    }
+
+    /// Asks daemons for their clients, whoever has waited longest first, as far as there are threads for it.
+    fn ask_daemons(&mut self, now: Moment) {
+        let due = self.detours.due(now);
+        for (at, group) in due.iter().enumerate() {
+            let Ok(clients) = self.threads.clients(group.clone(), self.parts.daemons.clone()) else {
+                let postponed = self.detours.postpone(&due[at..], now);
+                self.parts.metrics.postponed_questions.inc_by(postponed);
+                return;
+            };
+            self.detours.put(group, now);
+            let group = group.clone();
+            self.tasks
+                .spawn(async move { TaskResult::Clients { group, asked: now, clients: clients.await } });
         }
     }
 
