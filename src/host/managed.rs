@@ -23,8 +23,8 @@ const OTHERS: usize = 65_536;
 /// Files that are smaller are not looked at: managed memory comes in blocks of 2 MiB.
 const SMALLEST: u64 = MIB;
 
-/// How much managed memory a process has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How much managed memory a process has; what may be more is greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ManagedMemory {
     /// At most so much of it is in the GPUs' memory; the rest is in the node's.
     Mapped(Bytes),

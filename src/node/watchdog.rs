@@ -173,7 +173,7 @@ struct LoggedFailures {
     lock: bool,
     /// NVML does not tell which processes are MPS clients.
     untold_clients: bool,
-    /// Mappings cannot be read.
+    /// Mappings cannot be read in time.
     mappings: bool,
     /// Processes cannot be read in time.
     reads: bool,

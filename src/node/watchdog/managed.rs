@@ -4,15 +4,19 @@
 //! a client that keeps its limit is never over its grant for it. Pure, but for [`MappingsReader`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::measured::Measured;
 use super::shares::WatchedDevice;
 use crate::host::{ManagedMemory, Processes};
 use crate::model::names::DeviceUuid;
+use crate::model::process::ProcessKey;
 use crate::model::quantity::Bytes;
-use crate::node::leavable::{LeavableThread, LeavableThreads};
+use crate::node::leavable::LeavableThreads;
 use crate::nvml::GpuProcess;
 
 /// So much may be in use that no process accounts for, and nobody is asked: 9 MiB are on an H100 with a server and a client.
@@ -71,36 +75,113 @@ impl<'a> Managed<'a> {
     }
 }
 
-/// So long may it take to read mappings. Those of thousands of files take some ms.
+/// So long a look waits for mappings. Those of thousands of files take some ms.
 const READ_LIMIT: Duration = Duration::from_millis(100);
+/// For so long what was read of a process counts, from the moment at which that began: the process may have given back what
+/// it had.
+const GOOD_FOR: Duration = Duration::from_secs(2);
 
-/// Reads mappings on a thread of its own: a process can make that take for ever, and no look may wait for it.
+/// Reads mappings on a thread of its own: a process can make that take for ever, and no look may wait for it. A reading that
+/// takes longer, or begins late, goes on, and what it finds counts at the next look.
 #[derive(Clone)]
-pub(super) struct MappingsReader(LeavableThread);
+pub(super) struct MappingsReader {
+    /// One at a time.
+    threads: LeavableThreads,
+    known: Arc<Mutex<KnownMappings>>,
+}
+
+/// What the last readings found of the processes that the last look asked about, or the reading that goes on.
+#[derive(Debug)]
+struct KnownMappings {
+    good_for: Duration,
+    processes: HashMap<ProcessKey, Mappings>,
+}
+
+#[derive(Debug)]
+struct Mappings {
+    last: ManagedMemory,
+    began: Instant,
+    /// A look has had it.
+    is_used: bool,
+    /// What the reading before it found.
+    before: Option<ManagedMemory>,
+}
+
+impl KnownMappings {
+    fn note(&mut self, process: ProcessKey, last: ManagedMemory, began: Instant) {
+        let before = self.processes.remove(&process).map(|known| known.last);
+        self.processes.insert(process, Mappings { last, began, is_used: false, before });
+    }
+
+    /// What a look may count. A state counts after two looks in a row, and these must have seen it twice: what a look has had
+    /// counts for another one as far as the reading before it found the same.
+    fn take(&mut self, process: ProcessKey, now: Instant) -> Option<ManagedMemory> {
+        let known = self.processes.get_mut(&process)?;
+        if now.saturating_duration_since(known.began) > self.good_for {
+            return None;
+        }
+        match std::mem::replace(&mut known.is_used, true) {
+            false => Some(known.last),
+            true => Some(known.last.min(known.before?)),
+        }
+    }
+}
+
+/// What a look knows of managed memory.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FoundMappings {
+    pub by_pid: HashMap<u32, ManagedMemory>,
+    /// Some could not be read in time, and a reading before them has to do, if it may.
+    pub is_late: bool,
+}
 
 impl MappingsReader {
     /// `threads`: one.
     pub fn new(threads: LeavableThreads) -> Self {
-        Self(LeavableThread::new(threads, READ_LIMIT))
+        Self::remembering(threads, GOOD_FOR)
     }
 
-    /// What these processes have, as far as it can be read. None: it takes too long, or the last time has not ended yet.
-    pub async fn read(
-        &self,
-        processes: Arc<dyn Processes>,
-        suspects: BTreeSet<u32>,
-    ) -> Option<HashMap<u32, ManagedMemory>> {
-        if suspects.is_empty() {
-            return Some(HashMap::new());
-        }
-        let read = move |pid: u32| Some((pid, processes.managed_memory(pid).ok()?));
-        self.0.run(move || suspects.into_iter().filter_map(read).collect()).await.ok()
+    fn remembering(threads: LeavableThreads, good_for: Duration) -> Self {
+        let known = KnownMappings { good_for, processes: HashMap::new() };
+        Self { threads, known: Arc::new(Mutex::new(known)) }
     }
+
+    /// What these processes have, as far as it can be read. Nothing begins while the last reading goes on.
+    pub async fn read(&self, processes: Arc<dyn Processes>, suspects: BTreeSet<ProcessKey>) -> FoundMappings {
+        locked(&self.known).processes.retain(|process, _| suspects.contains(process));
+        if suspects.is_empty() {
+            return FoundMappings::default();
+        }
+        let (known, asked) = (self.known.clone(), suspects.clone());
+        let (done, has_ended) = oneshot::channel();
+        let work = move || {
+            for process in asked {
+                let began = Instant::now();
+                let Ok(found) = processes.managed_memory(process.pid) else { continue };
+                // By now the PID may be another one's.
+                if processes.started(process.pid).is_ok_and(|started| started == Some(process.started)) {
+                    locked(&known).note(process, found, began);
+                }
+            }
+            // Of a reading that is late nobody waits for the end.
+            let _ = done.send(());
+        };
+        let in_time = self.threads.start(work).is_ok()
+            && timeout(READ_LIMIT, has_ended).await.is_ok_and(|ended| ended.is_ok());
+        let (now, mut known) = (Instant::now(), locked(&self.known));
+        let found = suspects.iter().filter_map(|process| Some((process.pid, known.take(*process, now)?)));
+        FoundMappings { by_pid: found.collect(), is_late: !in_time }
+    }
+}
+
+/// No change of it can panic halfway.
+fn locked(known: &Mutex<KnownMappings>) -> MutexGuard<'_, KnownMappings> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
 
     use super::super::shares::tests::board;
     use super::*;
@@ -162,25 +243,123 @@ mod tests {
         assert_eq!(of(&managed, 4000), MIB(3900), "the other has no more than 100");
     }
 
+    /// Longer than anything here takes on a busy machine.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn key(pid: u32) -> ProcessKey {
+        ProcessKey { pid, started: 1 }
+    }
+
+    /// Processes of which each has 7 MiB, and the reader.
+    struct Slow {
+        fake: Arc<Fake>,
+        threads: LeavableThreads,
+        reader: MappingsReader,
+    }
+
+    impl Slow {
+        fn new(good_for: Duration) -> Self {
+            let threads = LeavableThreads::new("test", 1);
+            let reader = MappingsReader::remembering(threads.clone(), good_for);
+            Self { fake: Arc::default(), threads, reader }
+        }
+
+        /// The same while this look's reading is held up, and what lets it go.
+        async fn read_slowly(&self, pids: &[u32]) -> ((Vec<u32>, bool), Sender<()>) {
+            let (let_go, hangs) = channel();
+            *self.fake.held_up.lock().unwrap() = Some(hangs);
+            let found = self.read(pids).await;
+            // On a busy machine the thread may not have begun in time.
+            let began = Instant::now();
+            while self.fake.held_up.lock().unwrap().is_some() {
+                assert!(began.elapsed() < PATIENCE, "nothing is read");
+                tokio::task::yield_now().await;
+            }
+            (found, let_go)
+        }
+
+        /// What is found of these processes, and whether that was late.
+        async fn read(&self, pids: &[u32]) -> (Vec<u32>, bool) {
+            let found = self.reader.read(self.fake.clone(), pids.iter().copied().map(key).collect()).await;
+            assert!(found.by_pid.values().all(|found| *found == ManagedMemory::Mapped(MIB(7))), "{found:?}");
+            let mut pids: Vec<u32> = found.by_pid.into_keys().collect();
+            pids.sort_unstable();
+            (pids, found.is_late)
+        }
+
+        async fn wait_until_it_has_ended(&self, let_go: Sender<()>) {
+            drop(let_go);
+            let began = Instant::now();
+            while self.threads.running() > 0 {
+                assert!(began.elapsed() < PATIENCE, "the reading goes on");
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_process_whose_mappings_cannot_be_read_stops_no_look() {
-        let (let_go, hangs) = std::sync::mpsc::channel();
-        let fake = Fake { held_up: Mutex::new(Some(hangs)), ..Fake::default() };
-        let processes: Arc<dyn Processes> = Arc::new(fake);
-        let reader = MappingsReader::new(LeavableThreads::new("test", 1));
-        let read = |pid: u32| reader.read(processes.clone(), BTreeSet::from([pid]));
-        assert_eq!(read(1).await, None, "it hangs");
-        assert_eq!(read(2).await, None, "and still does");
-        assert_eq!(reader.read(processes.clone(), BTreeSet::new()).await, Some(HashMap::new()));
-        let_go.send(()).unwrap();
-        let began = std::time::Instant::now();
-        let found = loop {
-            if let Some(found) = read(2).await {
-                break found;
-            }
-            assert!(began.elapsed() < Duration::from_secs(10), "it is not read again");
-            tokio::task::yield_now().await;
-        };
-        assert_eq!(found, HashMap::from([(2, ManagedMemory::Mapped(MIB(7)))]));
+        let slow = Slow::new(PATIENCE);
+        let (found, let_go) = slow.read_slowly(&[1]).await;
+        assert_eq!(found, (vec![], true), "it hangs");
+        assert_eq!(slow.read(&[2]).await, (vec![], true), "and still does");
+        assert_eq!(slow.read(&[]).await, (vec![], false));
+        slow.wait_until_it_has_ended(let_go).await;
+        let began = Instant::now();
+        while slow.read(&[2]).await != (vec![2], false) {
+            assert!(began.elapsed() < PATIENCE, "it is not read again");
+        }
+        assert_eq!(locked(&slow.reader.known).processes.len(), 1, "of others nothing is kept");
+    }
+
+    /// What took more than 100 ms was lost, so that whoever had many mappings had no managed memory.
+    #[tokio::test]
+    async fn what_is_read_late_counts_at_the_next_look() {
+        let slow = Slow::new(PATIENCE);
+        let (found, first) = slow.read_slowly(&[1, 2]).await;
+        assert_eq!(found, (vec![], true));
+        slow.wait_until_it_has_ended(first).await;
+        let (found, second) = slow.read_slowly(&[1, 2]).await;
+        assert_eq!(found, (vec![1, 2], true), "of the first reading");
+        assert_eq!(slow.read(&[1, 2]).await, (vec![], true), "one reading is not two looks");
+        slow.wait_until_it_has_ended(second).await;
+        let (found, third) = slow.read_slowly(&[1, 2]).await;
+        assert_eq!(found, (vec![1, 2], true), "of the second reading");
+        assert_eq!(slow.read(&[1, 2]).await, (vec![1, 2], true), "both have seen it");
+        // Another process with the PID.
+        let reborn = BTreeSet::from([ProcessKey { pid: 1, started: 77 }]);
+        let found = slow.reader.read(slow.fake.clone(), reborn).await;
+        assert_eq!(found, FoundMappings { is_late: true, ..FoundMappings::default() });
+        drop(third);
+    }
+
+    #[tokio::test]
+    async fn what_was_read_too_long_ago_does_not_count() {
+        let slow = Slow::new(Duration::ZERO);
+        let (found, first) = slow.read_slowly(&[1]).await;
+        assert_eq!(found, (vec![], true));
+        slow.wait_until_it_has_ended(first).await;
+        let (found, second) = slow.read_slowly(&[1]).await;
+        assert_eq!(found, (vec![], true));
+        drop(second);
+    }
+
+    #[test]
+    fn a_look_that_has_nothing_new_counts_what_two_readings_have_seen() {
+        use ManagedMemory::{Mapped, Untold};
+        let mut known = KnownMappings { good_for: PATIENCE, processes: HashMap::new() };
+        let now = Instant::now();
+        assert_eq!(known.take(key(1), now), None);
+        for (read, new, again) in [
+            (Mapped(MIB(9)), Mapped(MIB(9)), None),
+            (Mapped(MIB(5)), Mapped(MIB(5)), Some(Mapped(MIB(5)))),
+            (Untold, Untold, Some(Mapped(MIB(5)))),
+            (Untold, Untold, Some(Untold)),
+            (Mapped(MIB(7)), Mapped(MIB(7)), Some(Mapped(MIB(7)))),
+        ] {
+            known.note(key(1), read, now);
+            assert_eq!([(); 3].map(|()| known.take(key(1), now)), [Some(new), again, again]);
+        }
+        assert_eq!(known.take(key(1), now + 2 * PATIENCE), None);
     }
 }

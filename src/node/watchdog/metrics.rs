@@ -40,7 +40,7 @@ pub struct ClaimMetrics {
     pub failed_questions: Counter,
     /// Questions to MPS daemons that waited, because as many were being asked as may.
     pub postponed_questions: Counter,
-    /// Readings of figures that NVML did not answer.
+    /// Readings of figures that NVML did not answer, and of mappings that were not read in time.
     pub failed_readings: Counter,
     /// Findings that nobody took in time.
     pub dropped_findings: Counter,
@@ -270,7 +270,7 @@ impl ClaimMetrics {
             ),
             (
                 "watchdog_failed_readings",
-                "Readings of the figures of GPUs that NVML did not answer",
+                "Readings of the figures of GPUs that NVML did not answer, and of mappings that were not read in time",
                 &self.failed_readings,
             ),
             (

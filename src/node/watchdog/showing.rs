@@ -8,6 +8,7 @@ use tracing::{info, warn};
 use super::managed::Managed;
 use super::measured::{self, Measured};
 use super::rows::{self, GpuLabels, Sources};
+use super::table::Table;
 use super::{ALONE_TICKS, Finding, Watchdog};
 use crate::host::ManagedMemory;
 use crate::model::error_chain;
@@ -67,27 +68,28 @@ impl Watchdog {
         }
     }
 
-    /// What managed memory processes have, where somebody has some. Of those that cannot be read in time nothing is known.
+    /// What managed memory processes have, where somebody has some, as far as it can be read in time, or was read just before.
     pub(super) async fn read_managed(
         &mut self,
         listed: &[(DeviceUuid, Vec<GpuProcess>)],
+        table: &Table,
     ) -> HashMap<u32, ManagedMemory> {
         let suspects = Managed::new(&self.devices, &self.measured, listed).suspects();
+        let suspects = suspects.into_iter().filter_map(|pid| Some(table.get(pid)?.process)).collect();
         let found = self.threads.mappings.read(self.parts.processes.clone(), suspects).await;
-        if found.is_none() {
+        if found.is_late {
             self.parts.metrics.failed_readings.inc();
         }
-        if self.logged_failures.mappings != found.is_none() {
-            self.logged_failures.mappings = found.is_none();
-            match found {
-                None => warn!(
-                    "the mappings of processes on shared GPUs cannot be read in time; until they can, managed memory \
-                     counts for nobody"
+        if std::mem::replace(&mut self.logged_failures.mappings, found.is_late) != found.is_late {
+            match found.is_late {
+                true => warn!(
+                    "the mappings of processes on shared GPUs take long to be read; until they do not, managed memory \
+                     counts a look later, or for nobody"
                 ),
-                Some(_) => info!("the mappings of processes on shared GPUs are read again"),
+                false => info!("the mappings of processes on shared GPUs are read in time again"),
             }
         }
-        found.unwrap_or_default()
+        found.by_pid
     }
 
     /// Counts something on the row of the finding's GPU.

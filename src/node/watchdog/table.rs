@@ -150,7 +150,8 @@ impl Watchdog {
         if std::mem::take(&mut self.logged_failures.reads) {
             info!("processes on GPUs are read again");
         }
-        table.note_managed(self.read_managed(answers).await);
+        let managed = self.read_managed(answers, &table).await;
+        table.note_managed(managed);
         self.detours.forget(&ended);
         let unseen = pids.iter().filter(|pid| table.get(**pid).is_none()).count();
         self.table = Some(table);
