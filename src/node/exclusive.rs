@@ -2,17 +2,20 @@
 //! another pod, where no record knows of it. And when a claim is released: who has its devices still?
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use tracing::warn;
 
 use super::executor::{ExecuteError, Executor};
 use super::file_looks::Openers;
-use super::holders::{ReleaseCause, Withheld};
-use super::holding::{self, Holding};
+use super::holders::{Holders, ReleaseCause, Withheld};
+use super::holding::{self, Holder, Holding, had_open};
 use super::unclaimed::located;
+use crate::host::DeviceNumber;
+use crate::inventory::FaultLocation;
 use crate::ledger::{HeldDevice, HoldMode, Intent, Record};
 use crate::model::claim::PodRef;
-use crate::model::names::DeviceUuid;
+use crate::model::names::{DeviceName, DeviceUuid};
 use crate::prepare::{ExclusiveDevice, Refusal};
 
 impl Executor {
@@ -43,19 +46,15 @@ impl Executor {
     ) -> Result<(), ExecuteError> {
         let gpus: Vec<_> = intent.devices.iter().map(|held| held.gpu.clone()).collect();
         let rightful = [intent.pods.as_slice(), &self.watchers(&gpus)].concat();
-        let numbers = exclusive.iter().flat_map(|one| one.numbers.iter().copied()).collect();
-        self.check_known(exclusive, intent, &rightful)?;
-        let openers = match self.holders.openers(&numbers, &rightful) {
-            Ok(found) => found.openers,
-            Err(problem) => {
-                self.check_before(exclusive, intent, &problem)?;
-                warn!(
-                    problem,
-                    "who else has the claim's devices open cannot be told, and it gets them all the same"
-                );
-                Openers::new()
-            }
-        };
+        let wanted: Vec<Wanted> = located(exclusive, intent)
+            .map(|(one, _, location)| Wanted {
+                known: had_open(&self.holders.unclaimed().holders_at(&location), &rightful),
+                device: one.device.clone(),
+                numbers: one.numbers.clone(),
+                location,
+            })
+            .collect();
+        let openers = self.holders.openers_of(&wanted, &rightful)?;
         let Some(number) = openers.values().flat_map(BTreeMap::values).next() else {
             self.note_given(exclusive, intent);
             return Ok(());
@@ -64,45 +63,6 @@ impl Executor {
         let device = exclusive.iter().find(|one| one.numbers.contains(number)).or(exclusive.first());
         let device = device.map_or_else(|| "?".into(), |one| one.device.clone());
         Err(Refusal::Open { device, by: holding::listed(&holding::holders_of(openers)) }.into())
-    }
-
-    /// Of nobody who is known to have these devices open it is unknown whether he still has. Who has them open for sure is
-    /// found with everybody.
-    fn check_known(
-        &self,
-        exclusive: &[ExclusiveDevice],
-        intent: &Intent,
-        rightful: &[PodRef],
-    ) -> Result<(), ExecuteError> {
-        for (one, _, location) in located(exclusive, intent) {
-            let unclaimed = self.holders.unclaimed();
-            let known = unclaimed.holders_at(&location);
-            let numbers = one.numbers.iter().copied().collect();
-            let still = self.holders.known_openers(&numbers, rightful, &known);
-            if still.untold.is_some() {
-                let by = still.to_string();
-                unclaimed.still_held(&location, still);
-                return Err(Refusal::Open { device: one.device.clone(), by }.into());
-            }
-        }
-        Ok(())
-    }
-
-    /// None of these devices was held when an earlier process ended: who has them open cannot be told.
-    fn check_before(
-        &self,
-        exclusive: &[ExclusiveDevice],
-        intent: &Intent,
-        problem: &str,
-    ) -> Result<(), ExecuteError> {
-        for (one, _, location) in located(exclusive, intent) {
-            if self.holders.were_held_before([location].into_iter()) {
-                let untold = Some(problem.to_owned());
-                let by = Holding { untold, before: true, ..Holding::default() }.to_string();
-                return Err(Refusal::Open { device: one.device.clone(), by }.into());
-            }
-        }
-        Ok(())
     }
 
     /// The pods with administrative access to these GPUs.
@@ -115,3 +75,75 @@ impl Executor {
             .collect()
     }
 }
+
+/// A device that a claim is to have alone.
+struct Wanted {
+    device: DeviceName,
+    location: FaultLocation,
+    numbers: Vec<DeviceNumber>,
+    /// Who had it open at the last look, without a claim on it.
+    known: Vec<Holder>,
+}
+
+impl Holders {
+    /// Who has one of these devices open and is none of the rightful pods, as far as a look can tell. Those are looked at first
+    /// who had one open the last time: one of them is enough. However many devices there are, it blocks on two listings and
+    /// two looks at files at most; kubelet waits for the claim meanwhile.
+    ///
+    /// # Errors
+    /// A look has seen that one of the devices is held, and no look can tell whether it is still.
+    fn openers_of(&self, wanted: &[Wanted], rightful: &[PodRef]) -> Result<Openers, Refusal> {
+        let seen: Vec<Holder> = wanted.iter().flat_map(|one| one.known.iter().cloned()).collect();
+        let held = wanted.iter().filter(|one| !one.known.is_empty());
+        let numbers = held.flat_map(|one| one.numbers.iter().copied()).collect();
+        let still = self.known_openers(&numbers, rightful, &seen, Instant::now());
+        if let Some(problem) = &still.unseen.untold {
+            self.check_unseen(wanted, problem, |known| still.may_concern(known))?;
+        }
+        if !still.open.is_empty() {
+            return Ok(still.open);
+        }
+        let numbers = wanted.iter().flat_map(|one| one.numbers.iter().copied()).collect();
+        match self.openers(&numbers, rightful) {
+            Ok(found) => Ok(found.openers),
+            Err(problem) => {
+                // Who had it open may have handed it on and ended.
+                self.check_unseen(wanted, &problem, |_| true)?;
+                warn!(
+                    problem,
+                    "who else has the claim's devices open cannot be told, and it gets them all the same"
+                );
+                Ok(Openers::new())
+            }
+        }
+    }
+
+    /// None of these devices was seen to be held, by those of the known holders that count or before this process started: who
+    /// has them open cannot be told.
+    fn check_unseen(
+        &self,
+        wanted: &[Wanted],
+        problem: &str,
+        counts: impl Fn(&Holder) -> bool,
+    ) -> Result<(), Refusal> {
+        let mut refused = None;
+        for Wanted { device, location, known, .. } in wanted {
+            let holders: Vec<Holder> = known.iter().filter(|one| counts(one)).cloned().collect();
+            let before = holders.is_empty() && self.were_held_before([location.clone()].into_iter());
+            if holders.is_empty() && !before {
+                continue;
+            }
+            let by = Holding { holders, untold: Some(problem.to_owned()), before };
+            let words = by.to_string();
+            if !before {
+                self.unclaimed().still_held(location, by);
+            }
+            refused.get_or_insert(Refusal::Open { device: device.clone(), by: words });
+        }
+        refused.map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+#[path = "exclusive/tests.rs"]
+mod tests;

@@ -100,6 +100,18 @@ impl FileLooks {
         self.counts.unmade.get()
     }
 
+    /// So many processes hold looks up that nobody looks; or none does any more.
+    #[cfg(test)]
+    pub fn hold_up(&self, held_up: bool) {
+        let at = |pid: usize| {
+            let look = FileLook::new(ByPod::new(), BTreeSet::new(), BTreeSet::new(), Instant::now());
+            look.stands_at(u32::try_from(pid).unwrap());
+            Arc::new(look)
+        };
+        let most = if held_up { STUCK_MAX } else { 0 };
+        *locked(&self.stuck) = (1..=most).map(at).collect();
+    }
+
     /// False: nobody is to look.
     pub fn is_on(&self) -> bool {
         self.policy != OpenDescriptors::Off

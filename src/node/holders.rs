@@ -26,7 +26,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::file_looks::{ByPod, FileLooks};
-use super::holding::{Hold, Holder, Holding, NAMED, has_open, holders_of, may_be_theirs};
+use super::holding::{
+    Hold, Holder, Holding, KnownOpeners, NAMED, had_open, has_open, holders_of, may_be_theirs,
+};
 use super::leavable::{LeavableThreads, THREADS_MAX};
 use super::listing::{LIST_LIMIT, Listing, Listings};
 use super::unclaimed::UnclaimedDevices;
@@ -160,7 +162,7 @@ impl Holders {
         if pods.is_empty() {
             return Vec::new();
         }
-        match self.look() {
+        match self.look(Instant::now()) {
             Ok(now) if now.untold.is_empty() => {
                 pods.iter().filter(|pod| now.by_pod.contains_key(&pod.uid)).cloned().collect()
             }
@@ -181,12 +183,12 @@ impl Holders {
         if devices.is_empty() || !self.looks_at_files() {
             return Ok(OpenDevices::default());
         }
-        self.files.openers(self.strangers(rightful)?, devices)
+        self.files.openers(self.strangers(rightful, Instant::now())?, devices)
     }
 
-    /// The processes of all pods but ours and these.
-    fn strangers(&self, rightful: &[PodRef]) -> Result<ByPod, String> {
-        let listed = self.look().inspect_err(|_| self.files.count_unmade())?;
+    /// The processes of all pods but ours and these, as a listing tells that has begun at `since` or later.
+    fn strangers(&self, rightful: &[PodRef], since: Instant) -> Result<ByPod, String> {
+        let listed = self.look(since).inspect_err(|_| self.files.count_unmade())?;
         let PodProcesses { by_pod: mut pods, untold } = (*listed).clone();
         if !untold.is_empty() {
             pods.insert(PodProcesses::UNTOLD.into(), untold);
@@ -197,24 +199,29 @@ impl Holders {
         Ok(pods)
     }
 
-    /// Who has devices open that are to be free. Those are looked at first who had them open the last time (`known`). Where
-    /// nobody can look, nobody is kept off a device but one that is known to be open, or was in an earlier process
-    /// (`before`).
+    /// Who has devices open that are to be free. Those are looked at first who had them open the last time (`known`), by a
+    /// listing that has begun at `since` or later. Where nobody can look, nobody is kept off a device but one that was seen
+    /// open, or held by an earlier process (`before`): who had it open may have handed it on and ended.
     pub fn openers_again(
         &self,
         devices: &BTreeSet<DeviceNumber>,
         rightful: &[PodRef],
         known: &[Holder],
-        before: bool,
+        (before, since): (bool, Instant),
     ) -> Holding {
-        let still = self.known_openers(devices, rightful, known);
+        let still = self.known_openers(devices, rightful, known, since).into_holding();
         if !still.is_none() {
             return still;
         }
+        // By a new listing: processes may have come while the known ones were looked at, which lasts as long as these like.
         match self.openers(devices, rightful) {
             Ok(found) => Holding::by(holders_of(found.openers)),
-            Err(problem) if before => Holding { untold: Some(problem), before, ..Holding::default() },
             Err(problem) => {
+                let holders = had_open(known, rightful);
+                let before = before && holders.is_empty();
+                if before || !holders.is_empty() {
+                    return Holding { holders, untold: Some(problem), before };
+                }
                 tracing::warn!(
                     problem,
                     "who else has a GPU open cannot be told, and it is given all the same"
@@ -224,23 +231,23 @@ impl Holders {
         }
     }
 
-    /// Those of the known holders who have one of the devices open still, or of whom that cannot be told. Blocks as
-    /// [`Self::openers`] does.
+    /// Those of the known holders who have one of the devices open still, and those of whom that cannot be told. Blocks as
+    /// [`Self::openers`] does. The listing of the processes may be older, if it has begun at `since` or later: nobody is free
+    /// of a device by this look alone.
     pub fn known_openers(
         &self,
         devices: &BTreeSet<DeviceNumber>,
         rightful: &[PodRef],
         known: &[Holder],
-    ) -> Holding {
-        let is_rightful = |pod: &PodRef| rightful.iter().any(|one| one.uid == pod.uid);
-        let had_open = known.iter().filter(|one| one.hold == Hold::HasOpen && !is_rightful(&one.pod));
-        let known: Vec<Holder> = had_open.cloned().collect();
+        since: Instant,
+    ) -> KnownOpeners {
+        let known = had_open(known, rightful);
         if known.is_empty() || devices.is_empty() || !self.looks_at_files() {
-            return Holding::default();
+            return KnownOpeners::default();
         }
-        let mut pods = match self.strangers(rightful) {
+        let mut pods = match self.strangers(rightful, since) {
             Ok(pods) => pods,
-            Err(problem) => return Holding { untold: Some(problem), ..Holding::by(known) },
+            Err(problem) => return KnownOpeners::untold(known, problem),
         };
         // A process may have handed it to any other of its pod. One that hides its pod since may be the one that was seen.
         pods.retain(|pod, pids| {
@@ -250,19 +257,20 @@ impl Holders {
             });
             !pids.is_empty()
         });
-        let looked = self.files.openers(pods.clone(), devices);
-        let (found, untold) = match looked {
-            Err(problem) => (pods, Some(problem)),
-            Ok(OpenDevices { openers, unfinished }) => {
-                let untold = (!unfinished.is_empty()).then(|| NOT_ALL_LOOKED_AT.to_owned());
+        match self.files.openers(pods.clone(), devices) {
+            Err(problem) => KnownOpeners::untold(pods.into_iter().map(has_open).collect(), problem),
+            Ok(OpenDevices { openers: open, unfinished }) => {
                 pods.retain(|pod, _| unfinished.contains(pod));
-                let open = openers.into_iter().map(|(pod, pids)| (pod, pids.into_keys().collect()));
-                let open: ByPod = open.filter(|(pod, _)| !pods.contains_key(pod)).collect();
-                pods.extend(open);
-                (pods, untold)
+                let unseen = match pods.is_empty() {
+                    true => KnownOpeners::default(),
+                    false => KnownOpeners::untold(
+                        pods.into_iter().map(has_open).collect(),
+                        NOT_ALL_LOOKED_AT.to_owned(),
+                    ),
+                };
+                KnownOpeners { open, ..unseen }
             }
-        };
-        Holding { untold, ..Holding::by(found.into_iter().map(has_open).collect()) }
+        }
     }
 
     fn check_shown(&self) -> Result<(), String> {
@@ -271,9 +279,9 @@ impl Holders {
         if self.processes.are_all_shown() { Ok(()) } else { Err(words.to_owned()) }
     }
 
-    fn look(&self) -> Listing {
+    fn look(&self, since: Instant) -> Listing {
         self.check_shown()?;
-        self.listings.since(Instant::now())
+        self.listings.since(since)
     }
 
     /// The pods of these processes, ours left out, as far as can be told. Blocks its thread.
@@ -310,7 +318,7 @@ impl Holders {
         if devices.is_empty() || cause == ReleaseCause::Anew {
             return None;
         }
-        let (key, claim) = (record.intent.key(), record.intent.claim.clone());
+        let (key, claim, since) = (record.intent.key(), record.intent.claim.clone(), Instant::now());
         let Holding { holders: known, before, .. } = self.known_of(&key, &devices);
         let running = match cause {
             ReleaseCause::Kubelet => {
@@ -320,8 +328,11 @@ impl Holders {
         };
         let by = match running {
             Err(problem) => Holding { holders: known, untold: Some(problem), before },
-            Ok(by) if by.is_empty() => self.openers_again(&whole_gpus(&devices), rightful, &known, before),
-            Ok(by) => Holding::by(by),
+            Ok(by) if by.is_empty() => {
+                self.openers_again(&whole_gpus(&devices), rightful, &known, (before, since))
+            }
+            // Nobody has looked whether those have it open still who had.
+            Ok(by) => Holding::by([by, had_open(&known, rightful)].concat()),
         };
         (!by.is_none()).then_some(Withheld { key, claim, cause, devices, by })
     }

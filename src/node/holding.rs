@@ -40,6 +40,43 @@ pub struct Holding {
     pub before: bool,
 }
 
+/// What a look at those has told who had devices open the last time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownOpeners {
+    /// Who has one open still.
+    pub open: Openers,
+    /// Of whom that could not be told, and why; nobody, if it could of all.
+    pub unseen: Holding,
+}
+
+impl KnownOpeners {
+    pub(super) fn untold(holders: Vec<Holder>, problem: String) -> Self {
+        let unseen = Holding { holders, untold: Some(problem), before: false };
+        Self { unseen, ..Self::default() }
+    }
+
+    /// Of a pod that was not looked through all processes that may have one, whichever was found.
+    pub(super) fn into_holding(self) -> Holding {
+        let Self { mut open, unseen } = self;
+        open.retain(|pod, _| !unseen.holders.iter().any(|one| one.pod.uid == *pod));
+        let mut holders = unseen.holders;
+        if !open.is_empty() {
+            holders.extend(holders_of(open));
+            holders.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
+        }
+        Holding { holders, ..unseen }
+    }
+
+    /// This one of them has a device open still, or may have, also where it hides its pod by now.
+    pub(super) fn may_concern(&self, known: &Holder) -> bool {
+        let is_it = |one: &Holder| {
+            let hides = one.pod.uid.as_str() == PodProcesses::UNTOLD;
+            one.pod.uid == known.pod.uid || (hides && one.pids.iter().any(|pid| known.pids.contains(pid)))
+        };
+        self.clone().into_holding().holders.iter().any(is_it)
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&numbered(&self.pids))?;
@@ -118,6 +155,12 @@ pub(super) fn may_be_theirs(untold: &[u32]) -> String {
 /// Of pods of which nothing but the control group is known.
 pub(super) fn holders_of(found: Openers) -> Vec<Holder> {
     found.into_iter().map(|(pod, pids)| has_open((pod, pids.into_keys().collect()))).collect()
+}
+
+/// Those who had a device open, but for these pods, which may.
+pub(super) fn had_open(known: &[Holder], rightful: &[PodRef]) -> Vec<Holder> {
+    let is_rightful = |pod: &PodRef| rightful.iter().any(|one| one.uid == pod.uid);
+    known.iter().filter(|one| one.hold == Hold::HasOpen && !is_rightful(&one.pod)).cloned().collect()
 }
 
 pub(super) fn has_open((uid, pids): (PodUid, Vec<u32>)) -> Holder {

@@ -278,7 +278,7 @@ impl Executor {
             let numbers = one.numbers.into_iter().collect();
             let before = self.holders.were_held_before([location.clone()].into_iter());
             let known = unclaimed.holders_at(&location);
-            let by = self.holders.openers_again(&numbers, &rightful, &known, before);
+            let by = self.holders.openers_again(&numbers, &rightful, &known, (before, Instant::now()));
             if by.before {
                 debug!(%uuid, %by, "it stays due");
                 return Ok(None);
@@ -322,7 +322,8 @@ impl Executor {
                 open.numbers.clone()
             }
         };
-        let by = self.holders.openers_again(&numbers, &rightful, &open.by.holders, false);
+        let seen = (false, Instant::now());
+        let by = self.holders.openers_again(&numbers, &rightful, &open.by.holders, seen);
         OpenDevice { by, numbers, ..open }
     }
 

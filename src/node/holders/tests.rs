@@ -21,6 +21,7 @@ fn holder(name: &str, pids: &[u32]) -> Holder {
 pub(in crate::node) struct Fake {
     pub shown: bool,
     pub looks: AtomicUsize,
+    pub file_looks: AtomicUsize,
     /// The first listing, or question whose a process is or what it has mapped, is held up until this lets it go.
     pub held_up: Mutex<Option<Receiver<()>>>,
     /// Each process that is looked at has the device open.
@@ -69,6 +70,7 @@ impl Processes for Fake {
         if self.crowded.load(Ordering::SeqCst) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
     }
     fn look_at_files(&self, look: &FileLook) {
+        self.file_looks.fetch_add(1, Ordering::SeqCst);
         if let Some(device) = self.open {
             look.opened_everywhere(device);
         }
@@ -87,9 +89,14 @@ impl Processes for Fake {
     }
 }
 
-fn holders(processes: &Arc<Fake>, own: Option<PodUid>) -> Holders {
+pub(in crate::node) fn holders(processes: &Arc<Fake>, own: Option<PodUid>) -> Holders {
     let files = FileLooks::new(processes.clone(), OpenDescriptors::Withhold, FileLookCounts::default());
     Holders::new(processes.clone(), own, files)
+}
+
+/// Nobody can look at files any more, or everybody can again.
+pub(in crate::node) fn hold_up_looks(holders: &Holders, held_up: bool) {
+    holders.files.hold_up(held_up);
 }
 
 fn record(mode: HoldMode, pod: &str) -> Record {
@@ -169,7 +176,8 @@ fn a_gpu_that_a_process_has_open_which_hides_is_given_to_nobody() {
     assert_eq!(holders.hold(&record(HoldMode::Mig, "other"), ReleaseCause::Kubelet, true, &rightful), None);
     let opened = BTreeSet::from([(195, 0)]);
     let found = holders_of(holders.openers(&opened, &rightful).unwrap().openers);
-    assert_eq!(holders.openers_again(&opened, &rightful, &found, false), Holding::by(found));
+    let seen = (false, Instant::now());
+    assert_eq!(holders.openers_again(&opened, &rightful, &found, seen), Holding::by(found));
 }
 
 fn stranger(pids: &[u32]) -> Holder {
@@ -181,8 +189,10 @@ fn stranger(pids: &[u32]) -> Holder {
 fn who_had_a_device_open_has_it_until_a_look_could_tell_and_nobody_else_is_supposed_to() {
     let processes = Arc::new(Fake { shown: true, ..Fake::default() });
     let holders = holders(&processes, None);
-    let again =
-        |known: &[Holder], before| holders.openers_again(&BTreeSet::from([(195, 0)]), &[], known, before);
+    let at = |devices: &BTreeSet<DeviceNumber>, known: &[Holder], before| {
+        holders.openers_again(devices, &[], known, (before, Instant::now()))
+    };
+    let again = |known: &[Holder], before| at(&BTreeSet::from([(195, 0)]), known, before);
     let words = |found: &Holding| (found.holders.clone(), found.untold.is_some(), found.before);
     let both = [stranger(&[7, 9]), has_open(("gone".into(), vec![10]))];
     assert_eq!(again(&both, true), Holding::default());
@@ -198,7 +208,7 @@ fn who_had_a_device_open_has_it_until_a_look_could_tell_and_nobody_else_is_suppo
         (vec![stranger(&[7])], true, false),
         "it may have handed it to another of its pod"
     );
-    assert_eq!(holders.openers_again(&BTreeSet::new(), &[], &both, true), Holding::default());
+    assert_eq!(at(&BTreeSet::new(), &both, true), Holding::default());
     processes.unfinished.store(false, Ordering::SeqCst);
     processes.crowded.store(true, Ordering::SeqCst);
     let found = again(&both, false);
@@ -212,6 +222,73 @@ fn who_had_a_device_open_has_it_until_a_look_could_tell_and_nobody_else_is_suppo
     assert!(found.to_string().contains("when this driver was started again"), "{found}");
     processes.crowded.store(false, Ordering::SeqCst);
     assert_eq!(again(&both, true), Holding::default());
+}
+
+fn withheld_by(holders: &Holders, record: &Record, by: Vec<Holder>) {
+    let (key, claim, devices) = (record.intent.key(), record.intent.claim.clone(), kept_devices(record));
+    let by = Holding::by(by);
+    holders.withhold(&Withheld { key, claim, cause: ReleaseCause::Kubelet, devices, by });
+}
+
+/// A tenant's pod hands the descriptor to another one, has processes hold up the looks at files, and ends.
+#[test]
+fn who_had_a_device_open_and_ended_may_have_handed_it_on() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let record = record(HoldMode::Whole, "other");
+    let gone = has_open(("gone".into(), vec![10]));
+    let hold = || holders.hold(&record, ReleaseCause::Kubelet, true, &[]);
+    let devices = BTreeSet::from([(195, 0)]);
+    let again = |rightful: &[PodRef]| {
+        let seen = (true, Instant::now());
+        holders.openers_again(&devices, rightful, std::slice::from_ref(&gone), seen)
+    };
+    withheld_by(&holders, &record, vec![gone.clone()]);
+    hold_up_looks(&holders, true);
+    for _ in 0..3 {
+        let held = hold().expect("nobody can tell that the GPU is closed");
+        assert_eq!((&held.by.holders[..], held.by.before), (std::slice::from_ref(&gone), false));
+        let words = held.holders();
+        assert!(words.contains("process 10 of pod gone") && words.contains("8 processes hold up"), "{words}");
+        holders.withhold(&held);
+        assert_eq!(again(&[]), held.by);
+    }
+    assert!(again(&[pod_ref("gone")]).before, "whoever has it by right is no opener");
+    let nobody = holders.openers_again(&devices, &[], &[], (false, Instant::now()));
+    assert_eq!(
+        nobody,
+        Holding::default(),
+        "looks that cannot be made keep nobody off a device by themselves"
+    );
+    hold_up_looks(&holders, false);
+    assert_eq!(hold(), None);
+    assert_eq!(again(&[]), Holding::default());
+}
+
+/// They seemed to have ended, as those do whose control groups cannot be read.
+#[test]
+fn who_has_a_device_open_is_known_still_when_the_claims_own_pods_run_again() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let gone = has_open(("gone".into(), vec![10]));
+    let record = record(HoldMode::Whole, "uid");
+    withheld_by(&holders, &record, vec![gone.clone()]);
+    let held = holders.hold(&record, ReleaseCause::Kubelet, true, &[]).unwrap();
+    let own = Holder { pod: record.intent.pods[0].clone(), pids: vec![7], hold: Hold::Runs };
+    assert_eq!(held.by, Holding::by(vec![own.clone(), gone.clone()]));
+    let held = holders.hold(&record, ReleaseCause::Kubelet, true, &[pod_ref("gone")]).unwrap();
+    assert_eq!(held.by, Holding::by(vec![own]), "it has the GPU by right");
+}
+
+/// Kubelet waits for it, and each listing may wait for another one and take its time.
+#[test]
+fn a_release_lists_the_processes_twice_at_most() {
+    let processes = Arc::new(Fake { shown: true, ..Fake::default() });
+    let holders = holders(&processes, None);
+    let record = record(HoldMode::Whole, "other");
+    withheld_by(&holders, &record, vec![has_open(("gone".into(), vec![10]))]);
+    assert_eq!(holders.hold(&record, ReleaseCause::Kubelet, true, &[]), None);
+    assert_eq!(processes.looks.load(Ordering::SeqCst), 2);
 }
 
 /// The claims of a start are judged by looks that may fail, too.
@@ -314,7 +391,8 @@ fn whoever_has_the_number_of_an_opener_now_is_not_taken_for_it() {
     let holders = holders(&processes, None);
     let known = |pids: &[u32]| Holder { hold: Hold::HasOpen, ..holder("", pids) };
     let again = |known: &[Holder], rightful: &[PodRef]| {
-        holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known, false).holders
+        let seen = (false, Instant::now());
+        holders.openers_again(&BTreeSet::from([(195, 0)]), rightful, known, seen).holders
     };
     let pod = PodRef { namespace: String::new(), name: String::new(), uid: "uid".into() };
     assert_eq!(again(&[known(&[7, 9])], &[]), [Holder { pod: pod.clone(), ..known(&[7]) }]);
