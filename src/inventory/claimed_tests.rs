@@ -1,7 +1,8 @@
 //! What a board is used for, by its configuration, what NVML shows, and what claims have of it.
 
 use super::*;
-use crate::inventory::tests::gpu;
+use crate::inventory::tests::{gpu, look};
+use crate::inventory::{Inventory, InventoryTracker};
 use crate::model::gpu::{MigCapacity, Placement};
 use crate::model::mig::{MigProfile, PossibleMig};
 
@@ -256,4 +257,55 @@ fn a_board_whose_shares_are_in_use_stays_shared_until_they_have_gone() {
     assert!(words.contains("shares of before: team/share"), "{words}");
     let shared = settled(Gpu { mig: MigMode::Off, ..gpu(0) }, &claims, true);
     assert_eq!(shared.health, Health::Healthy, "without --mig-keep a shared board is as it was");
+}
+
+/// The board after these looks, one after the other, as discovery folds them.
+fn after(looks: &[(Gpu, &ClaimedAround)]) -> Gpu {
+    let known = looks.iter().fold(InventoryTracker::default(), |known, (gpu, claims)| {
+        let mut gpu = gpu.clone();
+        known.keep_places(&mut gpu);
+        settle(&mut gpu, claims, true);
+        known.fold(Ok(look(vec![gpu]))).0
+    });
+    let Inventory::Found(node) = known.inventory() else { panic!("{known:?}") };
+    node.gpus[0].clone()
+}
+
+/// MIG was switched off under claims, and the board does not tell any more what it can be cut into.
+#[test]
+fn places_of_a_board_whose_use_changes_stay_though_nvml_tells_them_no_more() {
+    let (claims, none) = (around(&[made(0)]), ClaimedAround::default());
+    let switched = with_ours(claims.clone());
+    let off = || Gpu { mig: MigMode::Off, ..gpu(0) };
+    let ours = || switchable(MigSwitch::Off, &[]);
+    for (carved, claims) in [(board(&[0, 3]), &claims), (board(&[0, 3]), &switched), (ours(), &switched)] {
+        let kept = after(&[(carved.clone(), claims), (off(), claims), (off(), claims)]);
+        assert_eq!(cut(&kept).places, cut(&carved).places);
+        assert!(changing(&kept).contains("MIG was switched off"), "{kept:?}");
+        // Nothing is left of what was there, and each claim is told.
+        assert_eq!((&cut(&kept).foreign[..], &cut(&kept).devices[..]), (&[][..], &[][..]));
+        assert_eq!(kept.missing(), [MissingMig { place: at(0), uuid: "MIG-0".into() }]);
+        assert!(
+            cut(&kept).switch.is_off() && !kept.is_whole_or_cut(),
+            "the mode is seen off, and is not ours"
+        );
+        let left = after(&[(carved, claims), (off(), claims), (off(), &none)]);
+        assert_eq!((left.mig, left.health), (MigMode::Off, Health::Healthy), "once nobody has a part of it");
+    }
+    assert_eq!(after(&[(off(), &claims)]).mig, MigMode::Off, "a new process knows nothing of before");
+}
+
+/// Another instance of the plugin gives a share of it while this one already offers it whole or cut.
+#[test]
+fn a_board_that_is_shared_meanwhile_is_not_cut_any_more() {
+    let (none, share) = (ClaimedAround::default(), around(&[claimed("share", ClaimedPart::Share)]));
+    let ours = || switchable(MigSwitch::Off, &[]);
+    for looks in
+        [vec![(ours(), &none), (ours(), &share)], vec![(ours(), &none), (ours(), &share), (ours(), &share)]]
+    {
+        let shared = after(&looks);
+        assert_eq!(shared.mig, MigMode::Off);
+        assert!(changing(&shared).contains("shares of before"), "{shared:?}");
+    }
+    assert_eq!(after(&[(ours(), &share), (ours(), &none)]).mig, ours().mig);
 }

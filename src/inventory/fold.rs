@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::gpu::{Gpu, Health, MigMode, NodeGpus};
+use crate::model::gpu::{Gpu, Health, MigMode, MigSwitch, NodeGpus, OnDemand};
 use crate::model::names::DeviceUuid;
 
 use super::change::changes;
@@ -68,7 +68,6 @@ impl InventoryTracker {
             self.listed().filter(|old| !gpus.iter().any(|gpu| gpu.uuid == old.uuid)).collect();
         left_out.extend(strangers(&look.failed, &missing));
         let nameless = Nameless::of(&look.failed, &missing);
-        gpus.iter_mut().for_each(|gpu| self.keep_places(gpu));
         let mut absent = BTreeMap::new();
         for old in missing {
             let misses = self.absent.get(&old.uuid).copied().unwrap_or(0) + 1;
@@ -92,15 +91,16 @@ impl InventoryTracker {
         Self { inventory, absent, failed_looks: 0, left_out }
     }
 
-    /// What claims have of a board stays published while its use changes, though NVML does not tell any more what the board
-    /// can be cut into, or not at this look.
-    fn keep_places(&self, gpu: &mut Gpu) {
+    /// Brings a board that was carved, and of which NVML does not tell any more what it can be cut into, or not at this look, to
+    /// what it could be: what claims have of it is to stay published. Comes before [`super::settle`], which says what of that
+    /// is not there any more, and gives the board whole if no claim has a part of it.
+    pub fn keep_places(&self, gpu: &mut Gpu) {
         if gpu.mig == MigMode::Off
-            && matches!(gpu.health, Health::Changing(_))
             && let Some(old) = self.listed().find(|old| old.uuid == gpu.uuid)
-            && matches!(old.mig, MigMode::OnDemand(_))
+            && let MigMode::OnDemand(old) = &old.mig
         {
-            gpu.mig = old.mig.clone();
+            let (switch, places) = (MigSwitch::OffByOthers, old.places.clone());
+            gpu.mig = MigMode::OnDemand(OnDemand { switch, places, ..OnDemand::default() });
         }
     }
 

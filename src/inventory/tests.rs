@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::gpu::{
-    DriverVersions, Gpu, Health, Memory, MigCapacity, MigDevice, MigMode, MigSwitch, OnDemand, Pci, Placement,
+    DriverVersions, Gpu, Health, Memory, MigCapacity, MigDevice, MigMode, Pci, Placement,
 };
 use crate::model::quantity::Bytes;
 
@@ -278,25 +278,4 @@ proptest! {
             }
         }
     }
-}
-
-/// By `super::claimed`: MIG was switched off under claims, and the board does not tell any more what it can be cut into.
-#[test]
-fn places_of_a_board_whose_use_changes_stay_though_nvml_tells_them_no_more() {
-    let cut =
-        OnDemand { switch: MigSwitch::OffByOthers, devices: vec![mig("MIG-0", 0)], ..OnDemand::default() };
-    let carved = Gpu { mig: MigMode::OnDemand(cut), ..gpu(0) };
-    let changing = Gpu { health: Health::Changing("MIG was switched off".to_owned()), ..gpu(0) };
-    let mig_after = |looks: Vec<Gpu>| {
-        let (known, _) = fold_all(looks.into_iter().map(|gpu| Ok(look(vec![gpu]))));
-        let Inventory::Found(node) = known.inventory() else { panic!("{known:?}") };
-        node.gpus[0].mig.clone()
-    };
-    assert_eq!(mig_after(vec![carved.clone(), changing.clone(), changing.clone()]), carved.mig);
-    assert_eq!(
-        mig_after(vec![carved, changing.clone(), gpu(0)]),
-        MigMode::Off,
-        "once nobody has a part of it"
-    );
-    assert_eq!(mig_after(vec![changing]), MigMode::Off, "a new process knows nothing of before");
 }

@@ -216,6 +216,7 @@ impl<G: Gpus> Discovery<G> {
             let claims = ClaimedAround { before, after, switched };
             for gpu in &mut look.gpus.gpus {
                 let wanted = carved.wanted.iter().any(|selector| selector.matches(gpu));
+                self.known.keep_places(gpu);
                 inventory::settle(gpu, &claims, wanted);
             }
             look.left_out.extend(slices::unseen_parents(&look.gpus));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tranche::inventory::{Claimed, ClaimedPart, Inventory, Look};
 use tranche::model::claim::ClaimRef;
-use tranche::model::gpu::{MigDevice, MigMode, MigSwitch, Placement};
+use tranche::model::gpu::{Health, MigDevice, MigMode, MigSwitch, OnDemand, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
 use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
@@ -16,6 +16,8 @@ use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances, ModeError, Pr
 use crate::nvml::Node;
 
 const DEADLINE: Duration = Duration::from_secs(20);
+/// For several looks.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// NVML's ids on an H100.
 const ONE: u32 = 19;
 const THREE: u32 = 9;
@@ -291,14 +293,14 @@ fn a_board_that_does_not_say_what_can_be_made_of_it_is_told_as_it_is() {
 
 /// As the node's ledger would know them.
 #[derive(Debug)]
-struct Ours(Vec<(DeviceUuid, MigPlace)>);
+struct Ours(Vec<(DeviceUuid, MigPlace, Option<DeviceUuid>)>);
 
 impl CarvedPlaces for Ours {
     fn claimed(&self) -> Vec<Claimed> {
-        let one = |(gpu, place): &(DeviceUuid, MigPlace)| Claimed {
+        let one = |(gpu, place, device): &(DeviceUuid, MigPlace, Option<DeviceUuid>)| Claimed {
             gpu: gpu.clone(),
             claim: ClaimRef { namespace: "team".into(), name: "a".into(), uid: "uid-a".into() },
-            what: ClaimedPart::Made { place: *place, device: None },
+            what: ClaimedPart::Made { place: *place, device: device.clone() },
         };
         self.0.iter().map(one).collect()
     }
@@ -314,8 +316,8 @@ async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_
     let policy = Policy { every: Duration::from_secs(3600), ..Policy::default() };
     let (discovery, found) = Discovery::new(Arc::new(nvml), policy, tokio::sync::mpsc::channel(1).1);
     let ours = Ours(vec![
-        (DeviceUuid::new("GPU-one"), at(THREE, 4, 4)),
-        (DeviceUuid::new("GPU-two"), at(ONE, 0, 1)),
+        (DeviceUuid::new("GPU-one"), at(THREE, 4, 4), None),
+        (DeviceUuid::new("GPU-two"), at(ONE, 0, 1), None),
     ]);
     let wanted = vec!["GPU-one".parse().unwrap(), "2".parse().unwrap()];
     let stop = CancellationToken::new();
@@ -332,6 +334,43 @@ async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_
     assert_eq!(names[..2], ["gpu-0", "gpu-0-mig-1g10gb-19-0"], "what is there comes first");
     assert!(matches!(&gpus.gpus[1].mig, MigMode::On(devices) if devices.len() == 2), "not asked for");
     assert_eq!(gpus.gpus[2].mig, MigMode::Off, "MIG is never switched on");
+    stop.cancel();
+}
+
+/// A driver that tells of no profiles while the mode is off.
+#[tokio::test]
+async fn a_board_whose_mig_mode_is_switched_off_under_a_claim_tells_what_the_claim_has_lost() {
+    let control = |gpu: Value, faults: Value| json!({"profile": "h100", "count": 1, "gpus": {"0": gpu}, "faults": faults});
+    let instances = json!([{"profile": "1g.10gb", "placement": 0}, {"profile": "3g.40gb", "placement": 4}]);
+    let node = Node::with(control(json!({"uuid": "GPU-one", "mig": {"instances": instances}}), json!({})));
+    let wanted = vec!["GPU-one".parse().unwrap()];
+    let nvml = node.nvml_carving(DEADLINE, wanted.clone());
+    let look = nvml.look(Load::Keep).await.unwrap();
+    let MigMode::OnDemand(before) = &look.gpus.gpus[0].mig else { panic!("{look:?}") };
+    let mine = before.devices.iter().find(|mig| MigPlace::of(mig) == at(THREE, 4, 4)).unwrap().uuid.clone();
+    let ours = Ours(vec![("GPU-one".into(), at(THREE, 4, 4), Some(mine.clone()))]);
+    let policy = Policy { every: Duration::from_millis(100), ..Policy::default() };
+    let (discovery, found) = Discovery::new(Arc::new(nvml), policy, tokio::sync::mpsc::channel(1).1);
+    let stop = CancellationToken::new();
+    tokio::spawn(discovery.with_carved(Arc::new(ours), wanted).run(stop.clone()));
+    let mut inventory = found.inventory.clone();
+    let mut until = async |is_so: fn(&OnDemand) -> bool| {
+        let is_so = |inventory: &Inventory| match inventory {
+            Inventory::Found(gpus) => matches!(&gpus.gpus[0].mig, MigMode::OnDemand(cut) if is_so(cut)),
+            _ => false,
+        };
+        let known = tokio::time::timeout(PATIENCE, inventory.wait_for(is_so)).await.expect("it is published");
+        let Inventory::Found(gpus) = known.unwrap().clone() else { unreachable!() };
+        gpus.gpus[0].clone()
+    };
+    until(|cut| cut.foreign == [at(ONE, 0, 1)] && cut.missing.is_empty()).await;
+    let call = "nvmlDeviceGetGpuInstancePossiblePlacements_v2";
+    node.set(control(json!({"uuid": "GPU-one"}), json!({call: {"return": "FUNCTION_NOT_FOUND"}})));
+    let gone = until(|cut| cut.switch.is_off()).await;
+    assert_eq!(gone.missing().iter().map(|one| &one.uuid).collect::<Vec<_>>(), [&mine]);
+    let MigMode::OnDemand(cut) = &gone.mig else { panic!("{gone:?}") };
+    assert_eq!((cut.places.len(), cut.foreign.len(), cut.devices.len()), (before.places.len(), 0, 0));
+    assert!(matches!(&gone.health, Health::Changing(_)), "{:?}", gone.health);
     stop.cancel();
 }
 
