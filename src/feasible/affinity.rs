@@ -1,4 +1,4 @@
-//! `spec.nodeSelector` and the required part of node affinity.
+//! `spec.nodeSelector`, and the required part of node affinity: the pod's own, and that of its volumes.
 
 use std::collections::BTreeMap;
 
@@ -25,17 +25,34 @@ fn selector(wanted: &BTreeMap<String, String>, labels: &Labels) -> Option<Unfit>
     })
 }
 
-/// Terms are alternatives; a term without any requirement matches nothing, and so does a list without a term.
 fn affinity(pod: &Demands, node: &Node) -> Option<Unfit> {
-    let required = pod.affinity()?;
+    let terms = &pod.affinity()?.node_selector_terms;
+    unmet_terms(terms, node).map(|failed| Unfit::Affinity { terms: terms.len(), failed })
+}
+
+/// The first bound volume of the pod that the node cannot reach.
+pub fn unreached(pod: &Demands, node: &Node) -> Option<Unfit> {
+    pod.volumes().iter().find_map(|volume| {
+        let terms = volume.reach.node_selector_terms();
+        let failed = unmet_terms(terms, node)?;
+        let failed = match terms.len() {
+            1 => failed,
+            several => {
+                format!("none of the {several} terms of its node affinity matches; of the last, {failed}")
+            }
+        };
+        Some(Unfit::Volume { claim: volume.claim.to_string(), failed })
+    })
+}
+
+/// What fails of the last term, if none matches. Terms are alternatives; a term without any requirement matches nothing,
+/// and so does a list without a term.
+fn unmet_terms(terms: &[NodeSelectorTerm], node: &Node) -> Option<String> {
     let mut failed = "it has none".to_owned();
-    for term in &required.node_selector_terms {
-        match unmet(term, node) {
-            None => return None,
-            Some(words) => failed = words,
-        }
+    for term in terms {
+        failed = unmet(term, node)?;
     }
-    Some(Unfit::Affinity { terms: required.node_selector_terms.len(), failed })
+    Some(failed)
 }
 
 /// The first requirement of a term that is not met; all must be.

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorTerm, PodSpec, Toleration};
 
+use super::volume::Volume;
+
 /// Bytes of a pod's demands, an entry counting [`ENTRY`] beside its text. Whoever may create a pod writes them, and they
 /// are kept while it waits; what people write has some hundred.
 pub const BYTES_MAX: usize = 64 << 10;
@@ -14,8 +16,14 @@ const ENTRY: usize = 64;
 #[derive(Debug, Clone)]
 pub struct Demands {
     said: Said,
-    /// How many bytes they have, if these are more than are kept: then the pod may run nowhere.
-    too_large: Option<usize>,
+    /// How many bytes they have, without volumes.
+    bytes: usize,
+    /// That many are more than are kept: then the pod may run nowhere.
+    is_too_large: bool,
+    /// In the order of what they demand, and of those that demand the same one.
+    volumes: Vec<Volume>,
+    /// Volumes that did not fit beside the rest: what they demand is not known here.
+    left_out: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -31,14 +39,10 @@ impl Demands {
     /// How many single demands they are, at least one.
     pub fn terms(&self) -> u64 {
         let said = &self.said;
-        let of_term = |term: &NodeSelectorTerm| {
-            let expressions = term.match_expressions.iter().chain(&term.match_fields).flatten();
-            1 + expressions.map(|one| 1 + one.values.as_ref().map_or(0, Vec::len)).sum::<usize>()
-        };
-        let affinity =
-            said.affinity.iter().flat_map(|all| &all.node_selector_terms).map(of_term).sum::<usize>();
+        let affinity = said.affinity.as_ref().map_or(0, terms_of);
+        let volumes = self.volumes.iter().map(|one| one.reach.terms()).fold(0, u64::saturating_add);
         let others = said.node_selector.len() + said.tolerations.len() + said.others.len();
-        (1 + others).saturating_add(affinity) as u64
+        (1 + others as u64).saturating_add(affinity).saturating_add(volumes)
     }
 
     pub fn of(pod: &PodSpec) -> Self {
@@ -51,7 +55,7 @@ impl Demands {
                 tolerations: Vec::new(),
                 others: BTreeMap::new(),
             };
-            return Self { said, too_large: Some(bytes) };
+            return Self { said, bytes, is_too_large: true, volumes: Vec::new(), left_out: 0 };
         }
         let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
         let said = Said {
@@ -62,7 +66,41 @@ impl Demands {
             tolerations: pod.tolerations.clone().unwrap_or_default(),
             others: super::other_requests(pod),
         };
-        Self { said, too_large: None }
+        Self { said, bytes, is_too_large: false, volumes: Vec::new(), left_out: 0 }
+    }
+
+    /// The same beside these volumes, in place of any before. Those that do not fit into [`BYTES_MAX`] are left out: the
+    /// pod may then be put where one of them cannot be reached, which kube-scheduler refuses.
+    pub fn with_volumes(mut self, volumes: impl Iterator<Item = Volume>) -> Self {
+        self.volumes.clear();
+        self.left_out = 0;
+        if self.is_too_large {
+            return self;
+        }
+        let mut all: Vec<Volume> = volumes.collect();
+        all.sort_by(|one, other| one.reach.cmp(&other.reach));
+        all.dedup_by(|one, other| one.reach == other.reach);
+        let mut bytes = self.bytes;
+        for one in all {
+            let with = bytes.saturating_add(ENTRY + one.claim.len() + one.reach.bytes());
+            if with <= BYTES_MAX {
+                bytes = with;
+                self.volumes.push(one);
+            } else {
+                self.left_out += 1;
+            }
+        }
+        self
+    }
+
+    /// What bound volumes of the pod demand.
+    pub fn volumes(&self) -> &[Volume] {
+        &self.volumes
+    }
+
+    /// How many of its volumes are not among them for want of room.
+    pub fn left_out(&self) -> usize {
+        self.left_out
     }
 
     /// The same of another pod like one that is bound: which node that has got does not matter.
@@ -74,7 +112,7 @@ impl Demands {
 
     /// How many bytes they have, if that is more than [`BYTES_MAX`].
     pub fn too_large(&self) -> Option<usize> {
-        self.too_large
+        self.is_too_large.then_some(self.bytes)
     }
 
     /// `spec.nodeName`.
@@ -111,17 +149,31 @@ fn bytes(pod: &PodSpec) -> usize {
         });
     let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required = affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
+    let affinity = required.map_or(0, bytes_of);
+    let others = super::other_requests(pod).into_keys().map(|name| text(&[Some(&name)])).sum::<usize>();
+    labels.chain(tolerations).sum::<usize>() + affinity + others
+}
+
+/// The same of a node selector.
+pub(super) fn bytes_of(selector: &NodeSelector) -> usize {
     let term = |term: &NodeSelectorTerm| {
         let all = term.match_expressions.iter().chain(&term.match_fields).flatten();
         let one = all.map(|one| {
-            let values = one.values.iter().flatten().map(|value| text(&[Some(value)])).sum::<usize>();
-            text(&[Some(&one.key), Some(&one.operator)]) + values
+            let values = one.values.iter().flatten().map(|value| ENTRY + value.len()).sum::<usize>();
+            ENTRY + one.key.len() + one.operator.len() + values
         });
         ENTRY + one.sum::<usize>()
     };
-    let terms = required.into_iter().flat_map(|required| &required.node_selector_terms).map(term);
-    let others = super::other_requests(pod).into_keys().map(|name| text(&[Some(&name)])).sum::<usize>();
-    labels.chain(tolerations).chain(terms).sum::<usize>() + others
+    selector.node_selector_terms.iter().map(term).sum()
+}
+
+/// How many single demands a node selector has.
+pub(super) fn terms_of(selector: &NodeSelector) -> u64 {
+    let of_term = |term: &NodeSelectorTerm| {
+        let expressions = term.match_expressions.iter().chain(&term.match_fields).flatten();
+        1 + expressions.map(|one| 1 + one.values.as_ref().map_or(0, Vec::len) as u64).sum::<u64>()
+    };
+    selector.node_selector_terms.iter().map(of_term).sum()
 }
 
 impl PartialEq for Demands {
@@ -140,7 +192,10 @@ impl PartialOrd for Demands {
 
 impl Ord for Demands {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.too_large.cmp(&other.too_large).then_with(|| self.said.order(&other.said))
+        self.too_large()
+            .cmp(&other.too_large())
+            .then_with(|| self.said.order(&other.said))
+            .then_with(|| reaches(&self.volumes).cmp(reaches(&other.volumes)))
     }
 }
 
@@ -158,12 +213,16 @@ impl Said {
     }
 }
 
+fn reaches(all: &[Volume]) -> impl Iterator<Item: Ord> {
+    all.iter().map(|one| &one.reach)
+}
+
 fn borne(all: &[Toleration]) -> impl Iterator<Item: Ord> {
     all.iter().map(|one| (&one.key, &one.operator, &one.value, &one.effect, one.toleration_seconds))
 }
 
 /// Each requirement, with the number of its term.
-fn required(affinity: Option<&NodeSelector>) -> impl Iterator<Item: Ord> {
+pub(super) fn required(affinity: Option<&NodeSelector>) -> impl Iterator<Item: Ord> {
     let terms = affinity.into_iter().flat_map(|affinity| affinity.node_selector_terms.iter().enumerate());
     let all = terms.flat_map(|(nth, term)| {
         let of_labels = term.match_expressions.iter().flatten().map(move |one| (nth, false, one));

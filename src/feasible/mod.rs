@@ -1,16 +1,17 @@
 //! May a pod run on a node, and is there room? As kube-scheduler's filters say it, so that a GPU is never granted
 //! on a node that the scheduler would refuse.
 //!
-//! * [`why_not`]: cordon, the node's name, Ready, taints, node selector, node affinity, against a pod's [`Demands`]
+//! * [`why_not`]: cordon, the node's name, Ready, taints, node selector, node affinity, the node affinity of bound volumes,
+//!   against a pod's [`Demands`]
 //! * [`lacking`]: resources other than CPU and memory of which a node has fewer in all than the pod asks for
 //! * [`Node`]: what is looked at of a node
 //! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
 //! * [`other_requests`], [`Node::allocatable_of`]: the other resources, in all; [`all_requests`]: what a quota counts
 //!
 //! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration (a node that is not Ready has
-//! a taint), NodeAffinity, NodeResourcesFit; the first reason is told. Not looked at: how much of the other resources is
-//! left beside other pods, ports, volumes, topology spread, affinity between pods. The scheduler looks at these, and clears
-//! the allocation if one of them fails.
+//! a taint), NodeAffinity, VolumeBinding, NodeResourcesFit; the first reason is told. Not looked at: how much of the other
+//! resources is left beside other pods, ports, volumes that are not bound yet and how many a node may have, topology spread,
+//! affinity between pods. The scheduler looks at these, and clears the allocation if one of them fails.
 //!
 //! May import: model. May name: k8s-openapi (as data only), thiserror.
 
@@ -21,12 +22,14 @@ mod room;
 mod taint;
 #[cfg(test)]
 mod tests;
+mod volume;
 
 use thiserror::Error;
 
 pub use demands::Demands;
 pub use node::Node;
 pub use room::{Resources, all_requests, left, other_requests, requests, short_of, taken};
+pub use volume::{Reach, TooLong, Volume};
 
 use crate::model::quantity::Bytes;
 
@@ -51,6 +54,9 @@ pub enum Unfit {
     /// The requirement that failed in the last term, and how many terms there are.
     #[error("matches none of the {terms} terms of the pod's required node affinity; of the last, {failed}")]
     Affinity { terms: usize, failed: String },
+    /// By the node affinity of the PersistentVolume that a PersistentVolumeClaim of the pod is bound to.
+    #[error("cannot reach the volume of the PersistentVolumeClaim {claim}: {failed}")]
+    Volume { claim: String, failed: String },
     #[error("has {left}m of CPU left, {needed}m are needed")]
     Cpu { needed: u64, left: u64 },
     #[error("has {} of memory left, {} are needed", mib(*.left), mib(*.needed))]
@@ -85,6 +91,7 @@ pub fn why_not(pod: &Demands, node: &Node) -> Option<Unfit> {
         .or_else(|| taint::not_ready(pod, node))
         .or_else(|| taint::untolerated(pod, node))
         .or_else(|| affinity::unmatched(pod, node))
+        .or_else(|| affinity::unreached(pod, node))
 }
 
 /// The first resource, other than CPU and memory, of which the node has less in all than the pod asks for. `by_claim`:

@@ -318,6 +318,95 @@ fn demands_that_are_too_large_are_not_kept_and_match_no_node() {
     assert_eq!(why_not(&many, &node).map(|unfit| unfit.to_string()), None);
 }
 
+fn reach(terms: Value) -> Option<Reach> {
+    let required = serde_json::from_value(json!({"nodeSelectorTerms": terms})).unwrap();
+    Reach::of(required).unwrap()
+}
+
+fn in_zone(zones: &[&str]) -> Value {
+    json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": zones}]})
+}
+
+fn with_volumes(pod: Demands, volumes: &[(&str, Value)]) -> Demands {
+    let volume = |(claim, terms): &(&str, Value)| {
+        Some(Volume { claim: (*claim).into(), reach: reach(terms.clone())?.into() })
+    };
+    pod.with_volumes(volumes.iter().filter_map(volume))
+}
+
+#[test]
+fn all_volumes_must_be_reached_and_the_pods_own_affinity_met() {
+    let node = labelled(json!({"zone": "a", "disk": "ssd"}));
+    let on = |volumes: &[(&str, Value)]| words(&with_volumes(pod(json!({})), volumes), &node);
+    assert_eq!(on(&[]), "");
+    assert_eq!(on(&[("data", json!([in_zone(&["a", "b"])])), ("home", json!([in_zone(&["a"])]))]), "");
+    assert_eq!(
+        on(&[("data", json!([in_zone(&["a"])])), ("home", json!([in_zone(&["b"])]))]),
+        "cannot reach the volume of the PersistentVolumeClaim home: zone In [b] fails: it is \"a\""
+    );
+    assert_eq!(on(&[("data", json!([in_zone(&["b"]), in_zone(&["a"])]))]), "");
+    assert_eq!(
+        on(&[("data", json!([in_zone(&["b"]), in_zone(&["c"])]))]),
+        "cannot reach the volume of the PersistentVolumeClaim data: none of the 2 terms of its node affinity matches; \
+         of the last, zone In [c] fails: it is \"a\""
+    );
+    assert!(
+        on(&[("data", json!([]))])
+            .ends_with("data: none of the 0 terms of its node affinity matches; of the last, it has none")
+    );
+    let selected =
+        with_volumes(pod(json!({"nodeSelector": {"disk": "hdd"}})), &[("data", json!([in_zone(&["b"])]))]);
+    assert!(words(&selected, &node).contains("nodeSelector"), "the pod's own comes first");
+    let cordoned = with_volumes(pod(json!({"nodeName": "n2"})), &[("data", json!([in_zone(&["b"])]))]);
+    assert!(words(&cordoned, &node).contains("is not the node n2"));
+}
+
+/// kube-scheduler holds only labels against a volume.
+#[test]
+fn fields_of_a_volumes_affinity_are_passed_over() {
+    let node = labelled(json!({"zone": "a"}));
+    let name = json!([{"key": "metadata.name", "operator": "In", "values": ["n2"]}]);
+    assert_eq!(reach(json!([{"matchFields": name}])), None);
+    let mut both = in_zone(&["a"]);
+    both["matchFields"] = name;
+    assert_eq!(words(&with_volumes(pod(json!({})), &[("data", json!([both]))]), &node), "");
+}
+
+#[test]
+fn volumes_count_by_what_they_demand() {
+    let bare = || pod(json!({"nodeSelector": {"a": "b"}}));
+    let a = || json!([in_zone(&["a"])]);
+    let b = || json!([in_zone(&["b"])]);
+    let one = with_volumes(bare(), &[("data", a())]);
+    assert_ne!(one, bare());
+    assert_eq!(one, with_volumes(bare(), &[("other", a())]), "whichever claim it is");
+    assert_eq!(one, with_volumes(bare(), &[("data", a()), ("home", a())]), "once");
+    assert_ne!(one, with_volumes(bare(), &[("data", b())]));
+    let two = with_volumes(bare(), &[("data", a()), ("home", b())]);
+    assert_eq!(two, with_volumes(bare(), &[("home", b()), ("data", a())]), "in any order");
+    assert_ne!(one, two);
+    assert_eq!((bare().terms(), one.terms(), two.terms()), (2, 5, 8));
+    assert_eq!(with_volumes(two, &[]), bare(), "they are replaced");
+}
+
+#[test]
+fn what_volumes_demand_is_held_to_a_limit() {
+    let zones: Vec<String> = (0..190).map(|nth| format!("zone-{nth}")).collect();
+    let volume = |nth: usize| {
+        let mut values: Vec<&str> = zones.iter().map(String::as_str).collect();
+        values.rotate_left(nth);
+        (["c0", "c1", "c2", "c3", "c4", "c5"][nth], json!([in_zone(&values)]))
+    };
+    let few = with_volumes(pod(json!({})), &(0..4).map(volume).collect::<Vec<_>>());
+    assert_eq!((few.volumes().len(), few.left_out()), (4, 0));
+    let many = with_volumes(pod(json!({})), &(0..6).map(volume).collect::<Vec<_>>());
+    assert_eq!((many.volumes().len(), many.left_out()), (4, 2));
+    let values: Vec<String> = (0..400).map(|nth| format!("zone-{nth}")).collect();
+    let required = json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": values}]}]});
+    let TooLong(bytes) = Reach::of(serde_json::from_value(required).unwrap()).unwrap_err();
+    assert!(bytes > TooLong::MAX, "{bytes}");
+}
+
 #[test]
 fn demands_are_equal_only_if_all_of_them_are() {
     let requirement = |key: &str, values: &[&str]| json!({"key": key, "operator": "In", "values": values});

@@ -125,6 +125,7 @@ pub enum Kind {
     OtherNode,
     NodeSelector,
     Affinity,
+    Volume,
     Taint,
     Cordoned,
     NotReady,
@@ -153,6 +154,7 @@ impl Kind {
             Self::OtherNode => "node-name",
             Self::NodeSelector => "node-selector",
             Self::Affinity => "affinity",
+            Self::Volume => "volume",
             Self::Taint => "taint",
             Self::Cordoned => "cordoned",
             Self::NotReady => "not-ready",
@@ -181,6 +183,7 @@ impl Verdict {
             Self::Barred(Unfit::Taint { .. }) => Kind::Taint,
             Self::Barred(Unfit::Selector { .. } | Unfit::SelectorLabel { .. }) => Kind::NodeSelector,
             Self::Barred(Unfit::Affinity { .. } | Unfit::TooLarge(_)) => Kind::Affinity,
+            Self::Barred(Unfit::Volume { .. }) => Kind::Volume,
         }
     }
 
