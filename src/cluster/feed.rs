@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt, select_all};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -50,6 +50,7 @@ pub enum Change {
     PodGroup(PodGroupApi, WatchEvent<PodGroup>),
     BindRequest(WatchEvent<BindRequest>),
     Budget(WatchEvent<PodDisruptionBudget>),
+    Volume(WatchEvent<PersistentVolume>),
 }
 
 /// What a watch tells of the objects of a kind, or of itself.
@@ -81,9 +82,8 @@ pub enum WatchEvent<K> {
 
 impl KubeCluster {
     /// Pods that have not ended, nodes, claims, device classes, taint rules, the slices of our driver, namespaces,
-    /// PodDisruptionBudgets if they may be seen, PodGroups of every API that has some, and KAI's BindRequests. Each list is
-    /// consistent: nothing older than the moment at which it was
-    /// asked for.
+    /// PodDisruptionBudgets and PersistentVolumes if they may be seen, PodGroups of every API that has some, and KAI's
+    /// BindRequests. Each list is consistent: nothing older than the moment at which it was asked for.
     ///
     /// API servers before 1.37 serve no taint rules of version v1, and PodGroups and BindRequests are served where their
     /// scheduler is installed: elsewhere there are none, and it is asked again.
@@ -101,6 +101,8 @@ impl KubeCluster {
             Follower::new(client(), Which::All).changes(Change::Namespace),
             Follower { may_lack: Lack::ServedOrSeen, ..Follower::new(client(), Which::All) }
                 .changes(Change::Budget),
+            Follower { may_lack: Lack::ServedOrSeen, ..Follower::new(client(), Which::All) }
+                .changes(Change::Volume),
             self.pod_groups::<Volcano>(PodGroupApi::Volcano),
             self.pod_groups::<Kai>(PodGroupApi::Kai),
             self.pod_groups::<KubernetesV1Beta1>(PodGroupApi::KubernetesV1Beta1),

@@ -4,7 +4,7 @@
 use k8s_openapi::Metadata;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::{CronJob, Job};
-use k8s_openapi::api::core::v1::{Event, Namespace, Node, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{Event, Namespace, Node, PersistentVolume, Pod, ResourceQuota};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
@@ -62,9 +62,12 @@ const CONTAINER: Keep = Keep::Except(&[
     ("volumeMounts", Keep::Nothing),
 ]);
 
-/// Whether a volume may be bound to where its pod runs.
-const VOLUME: Keep =
-    Keep::Only(&[("persistentVolumeClaim", Keep::Only(&[])), ("ephemeral", Keep::Only(&[]))]);
+/// Whether a volume may be bound to where its pod runs, and the PersistentVolumeClaim that says so.
+const VOLUME: Keep = Keep::Only(&[
+    ("name", Keep::All),
+    ("persistentVolumeClaim", Keep::Only(&[("claimName", Keep::All)])),
+    ("ephemeral", Keep::Only(&[])),
+]);
 
 impl Known for ResourceClaim {
     const KEEP: Keep = Keep::Only(&[
@@ -205,6 +208,22 @@ impl Known for PodDisruptionBudget {
                 ("expectedPods", Keep::All),
             ]),
         ),
+    ]);
+    const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
+}
+
+/// Whose it is, and from where it can be reached: there may be tens of thousands.
+impl Known for PersistentVolume {
+    const KEEP: Keep = Keep::Only(&[
+        ("metadata", BARE),
+        (
+            "spec",
+            Keep::Only(&[
+                ("claimRef", Keep::Only(&[("namespace", Keep::All), ("name", Keep::All)])),
+                ("nodeAffinity", Keep::Only(&[("required", Keep::All)])),
+            ]),
+        ),
+        ("status", Keep::Only(&[("phase", Keep::All)])),
     ]);
     const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }
@@ -402,25 +421,48 @@ mod tests {
     }
 
     #[test]
+    fn of_a_volume_its_claim_and_its_reach_are_kept() {
+        let term = json!({"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]});
+        let volume = json!({"metadata": {"name": "pv", "annotations": {"a": "b"}},
+            "spec": {"claimRef": {"namespace": "ml", "name": "home", "uid": "1"}, "capacity": {"storage": "1Gi"},
+                "csi": {"driver": "d", "volumeHandle": "x".repeat(9999)},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}}},
+            "status": {"phase": "Bound", "message": "x"}});
+        let PersistentVolume { metadata, spec, status } = read(&whole(volume.to_string())).unwrap();
+        assert_eq!((metadata.name.as_deref(), metadata.annotations), (Some("pv"), None));
+        let spec = spec.unwrap();
+        let claim = spec.claim_ref.unwrap();
+        assert_eq!((claim.namespace.as_deref(), claim.name.as_deref()), (Some("ml"), Some("home")));
+        assert_eq!(spec.node_affinity.unwrap().required.unwrap().node_selector_terms.len(), 1);
+        assert_eq!((spec.capacity, spec.csi), (None, None));
+        let status = status.unwrap();
+        assert_eq!((status.phase.as_deref(), status.message), (Some("Bound"), None));
+    }
+
+    #[test]
     fn a_pod_keeps_what_decides_where_it_runs() {
         let container = json!({"name": "main", "env": [{"name": "A"}], "ports": [{"containerPort": 1}],
             "resources": {"limits": {"cpu": "1"}}});
         let pod = json!({"metadata": {"name": "p", "annotations": {"a": "b"}},
             "spec": {"containers": [container], "nodeName": "n", "volumes": [
                 {"name": "v", "hostPath": {"path": "/"}},
-                {"name": "w", "persistentVolumeClaim": {"claimName": "c"}}]},
+                {"name": "w", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "x", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["x".repeat(99)]}}}}]},
             "status": {"phase": "Running"}});
         let pod: Pod = read(&whole(pod.to_string())).unwrap();
         let spec = pod.spec.unwrap();
         let main = &spec.containers[0];
         assert!(main.resources.is_some() && main.env.is_none());
         let volumes = spec.volumes.unwrap_or_default();
-        let bound: Vec<_> = volumes.iter().map(|one| one.persistent_volume_claim.is_some()).collect();
-        let paths = volumes.iter().filter(|one| one.host_path.is_some()).count();
-        assert_eq!(
-            (bound, paths),
-            (vec![false, true], 0),
-            "whether one may be bound to a node, and nothing else"
+        assert!(volumes.iter().all(|one| one.host_path.is_none()));
+        let names: Vec<&str> = volumes.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["v", "w", "x"]);
+        let claims = volumes.iter().map(|one| one.persistent_volume_claim.as_ref());
+        let claims: Vec<_> = claims.map(|one| one.map(|claim| claim.claim_name.as_str())).collect();
+        assert_eq!(claims, [None, Some("c"), None], "whose it is");
+        let templates: Vec<_> = volumes.iter().map(|one| one.ephemeral.as_ref()).collect();
+        assert!(
+            templates[2].is_some_and(|one| one.volume_claim_template.is_none()) && templates[1].is_none()
         );
         assert_eq!(spec.node_name.as_deref(), Some("n"));
         assert_eq!(pod.metadata.annotations.unwrap()["a"], "b");

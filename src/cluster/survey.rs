@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 
@@ -122,6 +122,11 @@ impl KubeCluster {
                 Err(CallError::Forbidden { .. } | CallError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
+        }
+        match self.through::<PersistentVolume>(Which::All, |seen| each(Change::Volume(seen))).await {
+            // As if every node could reach them.
+            Ok(()) | Err(CallError::Forbidden { .. }) => {}
+            Err(error) => return Err(error),
         }
         self.tour_budgets(&mut each).await?;
         self.tour_groups::<Volcano>(PodGroupApi::Volcano, namespace, &mut each).await?;

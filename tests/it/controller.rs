@@ -465,6 +465,42 @@ async fn taint_rules_count_where_the_api_server_has_them_and_are_not_missed_else
     }
 }
 
+/// Where volumes may not be seen shares are placed all the same.
+#[tokio::test]
+async fn a_volume_of_a_node_takes_its_pod_there_where_volumes_may_be_seen() {
+    for seen in [true, false] {
+        let api = cluster(2);
+        put_node(&api, "node-b", 2, json!({}));
+        if !seen {
+            // More often than is asked while the test runs.
+            (0..100)
+                .for_each(|_| api.fail(Verb::List, "persistentvolumes", Failure::Status(403, "Forbidden")));
+        }
+        let here = json!([{"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}]);
+        api.put(
+            "persistentvolumes",
+            json!({"metadata": {"name": "pv", "uid": "pv"}, "spec": {
+                "claimRef": {"namespace": "ml", "name": "home"},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": here}]}}},
+                "status": {"phase": "Bound"}}),
+        );
+        api.edit("nodes", |node| {
+            node["metadata"]["labels"]["kubernetes.io/hostname"] = node["metadata"]["name"].clone();
+        });
+        put_claim(&api, "a", json!({"memory": "10Gi"}));
+        put_pod(&api, "user", &["a"]);
+        api.edit("pods", |pod| {
+            pod["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "home"}}]);
+        });
+        let controller = begin(&api, settings("one")).await;
+        api.until("the claim to be placed", |api| is_allocated(api, "a")).await;
+        let pool = results(&claim(&api, "a"))[0]["pool"].as_str().unwrap_or_default().to_owned();
+        let node = if seen { "node-b" } else { "node-a" };
+        assert!(pool.starts_with(node), "volumes are seen: {seen}; {pool}");
+        controller.end().await;
+    }
+}
+
 #[tokio::test]
 async fn what_does_not_fit_is_told_with_numbers_on_pod_and_claim() {
     let api = cluster(1);

@@ -234,7 +234,7 @@ fn of_node(
     if short == Some(Verdict::NoDevices) {
         return Err(Verdict::NoDevices);
     }
-    if let Some(unfit) = pods.iter().find_map(|pod| listing.unfit(pod, node)) {
+    if let Some(unfit) = pods.iter().find_map(|pod| listing.unfit(pod, &core.view.demands_of(pod)?, node)) {
         return Err(Verdict::Barred(unfit));
     }
     let lack = || pods.iter().find_map(|pod| listing.lack(pod, node)).map(Verdict::Lacks);

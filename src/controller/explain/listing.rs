@@ -250,7 +250,7 @@ impl Listing {
     }
 
     /// What keeps a pod off a node, whatever its GPUs: what the pod demands of nodes, then CPU, memory and pods.
-    pub fn unfit(&self, pod: &Pod, node: &Node) -> Option<Unfit> {
+    pub fn unfit(&self, pod: &Pod, demands: &Demands, node: &Node) -> Option<Unfit> {
         let spec = pod.spec.as_ref()?;
         if spec.node_name.as_deref() == Some(node.name().as_str()) {
             return None;
@@ -259,8 +259,7 @@ impl Listing {
             let taken = self.taken_of(node).map(|taken| taken.room).unwrap_or_default();
             node.allocatable().minus(taken)
         };
-        feasible::why_not(&Demands::of(spec), node)
-            .or_else(|| feasible::short_of(feasible::requests(spec), left()))
+        feasible::why_not(demands, node).or_else(|| feasible::short_of(feasible::requests(spec), left()))
     }
 
     /// What a node lacks for a pod of the resources that are neither CPU nor memory nor served by claims.

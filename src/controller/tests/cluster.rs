@@ -5,7 +5,7 @@ use std::mem::discriminant;
 use std::time::Duration;
 
 use k8s_openapi::Metadata;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -31,7 +31,7 @@ pub const NS: &str = "tranche-system";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 /// Of objects that are watched, each on its own.
-pub const KINDS: u8 = 9;
+pub const KINDS: u8 = 10;
 
 pub type Name = (String, String);
 
@@ -57,6 +57,7 @@ pub struct Cluster {
     pub namespaces: BTreeMap<String, Namespace>,
     pub groups: BTreeMap<(PodGroupApi, String), PodGroup>,
     pub budgets: BTreeMap<Name, PodDisruptionBudget>,
+    pub volumes: BTreeMap<String, PersistentVolume>,
     /// Pods that were evicted, in order. They are there until somebody ends them.
     pub evicted: Vec<Name>,
     /// When each of them was.
@@ -97,6 +98,7 @@ impl Cluster {
             namespaces: BTreeMap::new(),
             groups: BTreeMap::new(),
             budgets: BTreeMap::new(),
+            volumes: BTreeMap::new(),
             evicted: Vec::new(),
             evicted_at: Vec::new(),
             moved: Vec::new(),
@@ -153,6 +155,21 @@ impl Cluster {
         self.stamp(&mut slice.metadata);
         self.slices.insert(node.to_owned(), slice.clone());
         self.feed.push_back(Change::Slice(WatchEvent::Stored(Box::new(slice))));
+    }
+
+    /// A volume of PersistentVolumeClaim `claim` of namespace `ml`, in this phase, on nodes with one of these labels.
+    pub fn put_volume(&mut self, name: &str, claim: &str, phase: &str, required: Value) {
+        let mut volume: PersistentVolume = object(json!({"metadata": {"name": name},
+            "spec": {"claimRef": {"namespace": "ml", "name": claim}, "nodeAffinity": {"required": required}},
+            "status": {"phase": phase}}));
+        self.stamp(&mut volume.metadata);
+        self.volumes.insert(name.to_owned(), volume.clone());
+        self.feed.push_back(Change::Volume(WatchEvent::Stored(Box::new(volume))));
+    }
+
+    pub fn drop_volume(&mut self, name: &str) {
+        let gone = self.volumes.remove(name).unwrap();
+        self.feed.push_back(Change::Volume(WatchEvent::Deleted(Box::new(gone.metadata))));
     }
 
     pub fn drop_node(&mut self, name: &str) {
@@ -368,6 +385,7 @@ impl Cluster {
             5 => list(&mut self.feed, self.namespaces.values().cloned(), Change::Namespace),
             6 => list(&mut self.feed, self.classes.values().cloned(), Change::Class),
             7 => list(&mut self.feed, self.budgets.values().cloned(), Change::Budget),
+            8 => list(&mut self.feed, self.volumes.values().cloned(), Change::Volume),
             _ => self.relist_groups(),
         }
     }
@@ -802,6 +820,7 @@ impl Cluster {
         (other.keeps, other.own_daemons) = (self.keeps, self.own_daemons);
         (other.books, other.blind) = (self.books.clone(), self.blind.clone());
         (other.budgets, other.groups) = (self.budgets.clone(), self.groups.clone());
+        other.volumes = self.volumes.clone();
         other.relist();
         other
     }

@@ -26,5 +26,6 @@ mod prices;
 mod room;
 mod scenes;
 mod told;
+mod volumes;
 mod walk;
 mod whole;

@@ -18,6 +18,7 @@ mod promised;
 mod standing;
 mod unreadable;
 pub mod unshared;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use groups::Groups;
 use namespaces::Namespaces;
 use pod::PodTable;
 use pools::Pools;
+use volumes::Volumes;
 
 use crate::admission::ShareClasses;
 use crate::cluster::feed::{Change, WatchEvent};
@@ -101,12 +103,13 @@ pub struct ClusterView {
     unreadable: BTreeSet<(Kind, String)>,
 }
 
-/// What is there only where its API is served and may be seen. Nothing waits for it.
+/// What is there only where its API is served and may be seen. Nothing waits for it, but for volumes where they may be.
 #[derive(Debug, Default)]
 struct Optional {
     groups: Groups,
     bind_requests: BindRequests,
     budgets: Budgets,
+    volumes: Volumes,
 }
 
 /// What the list under way has named, by kind; and which kinds have had one.
@@ -132,6 +135,7 @@ enum Kind {
     PodGroups(PodGroupApi),
     BindRequests,
     Budgets,
+    Volumes,
 }
 
 /// A kind that was refused so often in a row is not for us to see: with growing pauses in between these are some 12 s, in
@@ -139,9 +143,9 @@ enum Kind {
 const FORBIDDEN_TIMES: u32 = 5;
 
 /// What has to be known before anything is decided. Of namespaces see [`ClusterView::is_complete`]; who is in a PodGroup
-/// waits for PodGroups alone.
-const NEEDED: [Kind; 6] =
-    [Kind::Pods, Kind::Nodes, Kind::Claims, Kind::Slices, Kind::Classes, Kind::TaintRules];
+/// waits for PodGroups alone. Of a kind that may not be seen the feed tells that there is none.
+const NEEDED: [Kind; 7] =
+    [Kind::Pods, Kind::Nodes, Kind::Claims, Kind::Slices, Kind::Classes, Kind::TaintRules, Kind::Volumes];
 
 impl ClusterView {
     /// `grouping`: schedulers that put every pod into a PodGroup.
@@ -180,6 +184,7 @@ impl ClusterView {
             Change::PodGroup(api, seen) => self.follow_groups(api, seen),
             Change::BindRequest(seen) => self.follow_bind_requests(seen),
             Change::Budget(seen) => self.follow(Kind::Budgets, seen, Self::set_budget, Self::drop_budget),
+            Change::Volume(seen) => self.follow(Kind::Volumes, seen, Self::set_volume, Self::drop_volume),
         }
     }
 
@@ -268,6 +273,7 @@ impl ClusterView {
             Kind::PodGroups(api) => self.optional.groups.keys(api).cloned().collect(),
             Kind::BindRequests => self.optional.bind_requests.keys().cloned().collect(),
             Kind::Budgets => self.optional.budgets.keys().cloned().collect(),
+            Kind::Volumes => self.optional.volumes.names().map(str::to_owned).collect(),
         }
     }
 
@@ -372,16 +378,21 @@ impl ClusterView {
     }
 
     fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {
-        let fresh = pod::read(&object);
+        let mut fresh = pod::read(&object);
+        let rest = pod::Rest::of(&object, &fresh);
+        if let Some(demands) = fresh.demands.take() {
+            let demands = Arc::unwrap_or_clone(demands);
+            fresh.demands = Some(Arc::new(self.with_volumes(demands, &fresh.at.namespace, &rest.volumes)));
+        }
         let uid = fresh.at.uid.clone();
         let before = self.forget_pod(&uid);
+        let told = volumes::left_out(&fresh, before.as_ref().and_then(|before| before.demands.as_deref()));
         let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
         self.namespaces.asks(&fresh);
         self.optional.groups.joins(&fresh);
-        let origin = movable::read(&object, &fresh);
-        self.pods.insert(fresh, origin);
+        self.pods.insert(fresh, rest);
         self.promise(&uid);
-        vec![News::Pod { uid, demands_changed }]
+        [News::Pod { uid, demands_changed }].into_iter().chain(told).collect()
     }
 
     fn drop_pod(&mut self, uid: &str) -> Vec<News> {
@@ -533,7 +544,9 @@ impl ClusterView {
 fn key(kind: Kind, meta: &ObjectMeta) -> String {
     let part = match kind {
         Kind::Pods | Kind::Claims => &meta.uid,
-        Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces => &meta.name,
+        Kind::Nodes | Kind::Slices | Kind::Classes | Kind::TaintRules | Kind::Namespaces | Kind::Volumes => {
+            &meta.name
+        }
         // By which pods name them: they are of their namespace.
         Kind::PodGroups(_) | Kind::BindRequests | Kind::Budgets => return groups::key_of(meta),
     };

@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1 as core;
 use crate::admission::{SHARE_ANNOTATION, UNCOUNTED};
 use crate::controller::view::class;
 use crate::controller::view::groups::{self, Gang, Grouping};
-use crate::controller::view::movable::Origin;
+use crate::controller::view::movable::{self, Origin};
 use crate::controller::view::standing::Standing;
+use crate::controller::view::volumes;
 use crate::feasible::{self, Demands, Resources};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid, WORKLOAD_ANNOTATION};
@@ -71,8 +72,30 @@ pub(super) struct PodTable {
     all: BTreeMap<PodUid, Pod>,
     /// By (namespace, claim).
     users: BTreeMap<(String, String), Users>,
-    /// Of those that somebody makes anew.
-    origins: BTreeMap<PodUid, Origin>,
+    /// Those that are not bound, by (namespace, PersistentVolumeClaim).
+    with_volumes: BTreeMap<(String, String), BTreeSet<PodUid>>,
+    /// Of those of which there is any of it.
+    rest: BTreeMap<PodUid, Rest>,
+}
+
+/// What is known of few pods.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// Of one that somebody makes anew.
+    pub origin: Option<Origin>,
+    /// Of one that has demands: the PersistentVolumeClaims whose volumes have a part in these.
+    pub volumes: Vec<String>,
+}
+
+impl Rest {
+    pub fn of(object: &core::Pod, pod: &Pod) -> Self {
+        let volumes = pod.demands.as_ref().map(|_| volumes::claims(object));
+        Self { origin: movable::read(object, pod), volumes: volumes.unwrap_or_default() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.origin.is_none() && self.volumes.is_empty()
+    }
 }
 
 /// The pods that name a claim.
@@ -103,32 +126,61 @@ impl PodTable {
         self.users.get(&(namespace.to_owned(), claim.to_owned())).is_some_and(|users| users.open == 0)
     }
 
+    /// Those that are not bound and name this PersistentVolumeClaim.
+    pub fn waiting_with(&self, claim: &(String, String)) -> impl Iterator<Item = &PodUid> {
+        self.with_volumes.get(claim).into_iter().flatten()
+    }
+
+    pub fn set_demands(&mut self, uid: &PodUid, demands: Arc<Demands>) {
+        if let Some(pod) = self.all.get_mut(uid) {
+            pod.demands = Some(demands);
+        }
+    }
+
     pub fn origin(&self, uid: &PodUid) -> Option<&Origin> {
-        self.origins.get(uid)
+        self.rest.get(uid)?.origin.as_ref()
+    }
+
+    /// The PersistentVolumeClaims of one that has demands.
+    pub fn volumes(&self, uid: &PodUid) -> &[String] {
+        self.rest.get(uid).map_or(&[], |rest| &rest.volumes)
     }
 
     /// Adds a pod that was not there, or that was removed.
-    pub fn insert(&mut self, pod: Pod, origin: Option<Origin>) {
-        if let Some(origin) = origin {
-            self.origins.insert(pod.at.uid.clone(), origin);
-        }
+    pub fn insert(&mut self, pod: Pod, rest: Rest) {
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             let users = self.users.entry(at).or_default();
             users.open += usize::from(users.pods.insert(pod.at.uid.clone()) && !pod.gated);
+        }
+        for claim in &rest.volumes {
+            let at = (pod.at.namespace.clone(), claim.clone());
+            self.with_volumes.entry(at).or_default().insert(pod.at.uid.clone());
+        }
+        if !rest.is_empty() {
+            self.rest.insert(pod.at.uid.clone(), rest);
         }
         self.all.insert(pod.at.uid.clone(), pod);
     }
 
     pub fn remove(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.all.remove(uid)?;
-        self.origins.remove(uid);
+        let rest = self.rest.remove(uid).unwrap_or_default();
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             if let Some(users) = self.users.get_mut(&at) {
                 users.open -= usize::from(users.pods.remove(uid) && !pod.gated);
                 if users.pods.is_empty() {
                     self.users.remove(&at);
+                }
+            }
+        }
+        for claim in &rest.volumes {
+            let at = (pod.at.namespace.clone(), claim.clone());
+            if let Some(pods) = self.with_volumes.get_mut(&at) {
+                pods.remove(uid);
+                if pods.is_empty() {
+                    self.with_volumes.remove(&at);
                 }
             }
         }
@@ -147,7 +199,7 @@ pub fn read(object: &core::Pod) -> Pod {
     let scheduler = spec.and_then(|spec| spec.scheduler_name.as_ref()).filter(|_| node.is_none());
     let scheduler = scheduler.filter(|name| *name != DEFAULT_SCHEDULER && name.len() <= NAME_BYTES_MAX);
     let (claims, unnamed) = claims(object);
-    let waits = !claims.is_empty() || unnamed;
+    let waits = node.is_none() && (!claims.is_empty() || unnamed);
     let share = share(object);
     Pod {
         at: PodRef {
@@ -174,7 +226,7 @@ pub fn read(object: &core::Pod) -> Pod {
             Some(_) => feasible::taken(object),
             None => spec.map(feasible::requests).unwrap_or_default(),
         },
-        demands: spec.filter(|_| node.is_none() && waits).map(|spec| Arc::new(Demands::of(spec))),
+        demands: spec.filter(|_| waits).map(|spec| Arc::new(Demands::of(spec))),
     }
 }
 

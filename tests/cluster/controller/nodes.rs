@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
 use super::books::Auditor;
@@ -91,6 +91,78 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     };
     let moved = wait_until("an event about the move", PATIENCE, moved).await;
     assert!(moved.len() == 1 && moved[0].contains(&first), "{moved:?}");
+    auditor.end().await;
+    hollow::end(cluster).await;
+}
+
+/// A PersistentVolume of this node alone, bound to a PersistentVolumeClaim of the test. The volume goes with the test.
+async fn bind_volume(cluster: &TestCluster, claim: &str, node: &str) {
+    let name = format!("{}-{claim}", cluster.namespace);
+    cluster.rig.on_end(&[
+        "kubectl",
+        "delete",
+        "persistentvolume",
+        &name,
+        "--wait=false",
+        "--ignore-not-found",
+    ]);
+    let here = json!([{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]);
+    let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
+        "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+        "persistentVolumeReclaimPolicy": "Retain", "local": {"path": "/mnt/home"},
+        "claimRef": {"namespace": cluster.namespace, "name": claim},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": here}]}}}});
+    let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
+    volumes
+        .create(&PostParams::default(), &crate::test_cluster::from(volume))
+        .await
+        .expect("a volume can be made");
+    cluster
+        .create(
+            json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": name,
+            "resources": {"requests": {"storage": "1Gi"}}}}),
+        )
+        .await;
+    let bound = || async {
+        let claim = cluster.api::<PersistentVolumeClaim>().get_opt(claim).await.ok()??.status?.phase?;
+        let volume = volumes.get_opt(&name).await.ok()??.status?.phase?;
+        (claim == "Bound" && volume == "Bound").then_some(())
+    };
+    wait_until("the volume to be bound", PATIENCE, bound).await;
+}
+
+/// A pod is put where its volume is at once, however many other nodes there are.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_pod_with_a_volume_of_one_node_is_bound_there_without_another_try() {
+    let test = "a_pod_with_a_volume_of_one_node_is_bound_there_without_another_try";
+    let cluster = super::bed_beside(test, 12).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    let last = "hollow-11";
+    bind_volume(&cluster, "home", last).await;
+    let volumes = json!([{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]);
+    super::create_hollow(&cluster, "notebook", share(json!({"memory": "4Gi"})), |pod| {
+        pod["spec"]["volumes"] = volumes.clone();
+    })
+    .await;
+    assert_eq!(wait_node(&cluster, "notebook").await, last);
+    let events = cluster.events("notebook").await;
+    assert!(!events.iter().any(|event| event.starts_with("GpuShareMoved")), "{events:?}");
+    // One that may not go there waits, and is told why.
+    super::create_hollow(&cluster, "kept-off", share(json!({"memory": "4Gi"})), |pod| {
+        pod["spec"]["volumes"] = volumes;
+        keep_off(pod, last);
+    })
+    .await;
+    let waits = || async {
+        let events = cluster.events("kept-off").await;
+        events.into_iter().find(|event| {
+            event.starts_with("WaitingForGpuShare")
+                && event.contains("the volume of the PersistentVolumeClaim home")
+        })
+    };
+    println!("told: {}", wait_until("an event that names the volume", PATIENCE, waits).await);
     auditor.end().await;
     hollow::end(cluster).await;
 }

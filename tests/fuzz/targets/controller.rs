@@ -41,7 +41,7 @@ const NS: &str = "tranche-system";
 const EVIL: &str = "evil";
 const STEPS_MAX: usize = 64;
 /// Nine kinds, and PodGroups of each API.
-const KINDS: u64 = 9 + PodGroupApi::ALL.len() as u64;
+const KINDS: u64 = 10 + PodGroupApi::ALL.len() as u64;
 /// Rounds in which everything is to come to rest.
 const ROUNDS_MAX: usize = 400;
 
@@ -361,8 +361,9 @@ impl Api {
             6 => Change::Namespace(mark(complete)),
             7 => Change::Budget(mark(complete)),
             8 => Change::BindRequest(mark(complete)),
+            9 => Change::Volume(mark(complete)),
             _ => {
-                let api = usize::try_from(kind - 9).ok().and_then(|nth| PodGroupApi::ALL.get(nth).copied());
+                let api = usize::try_from(kind - 10).ok().and_then(|nth| PodGroupApi::ALL.get(nth).copied());
                 Change::PodGroup(api.unwrap_or(PodGroupApi::Kai), mark(complete))
             }
         });
