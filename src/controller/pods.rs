@@ -1,7 +1,8 @@
-//! Where pods take room of nodes, which pods a gang has, and which are to be looked at since their claims have changed.
+//! Where pods take room and ports of nodes, which pods a gang has, and which are to be looked at since their claims have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::controller::host_ports::HostPorts;
 use crate::controller::queue::UnitKey;
 use crate::feasible::Resources;
 use crate::model::claim::PodRef;
@@ -29,6 +30,7 @@ pub enum MemberAsks {
 pub struct Pods {
     places: BTreeMap<PodUid, Place>,
     on_nodes: BTreeMap<NodeName, BTreeSet<PodUid>>,
+    pub ports: HostPorts,
     gangs: BTreeMap<UnitKey, BTreeMap<PodUid, MemberAsks>>,
     /// The gangs that pods are members of. No entry: the pod is a unit by itself.
     gang_of: BTreeMap<PodUid, UnitKey>,

@@ -6,11 +6,12 @@
 //! * [`lacking`]: resources other than CPU and memory of which a node has fewer in all than the pod asks for
 //! * [`Node`]: what is looked at of a node
 //! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
+//! * [`HostPort`]: ports of its node that a pod takes
 //! * [`other_requests`], [`Node::allocatable_of`]: the other resources, in all; [`all_requests`]: what a quota counts
 //!
 //! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration (a node that is not Ready has
-//! a taint), NodeAffinity, VolumeBinding, NodeResourcesFit; the first reason is told. Not looked at: how much of the other
-//! resources is left beside other pods, ports, volumes that are not bound yet and how many a node may have, topology spread,
+//! a taint), NodeAffinity, VolumeBinding, NodePorts, NodeResourcesFit; the first reason is told. Not looked at: how much of the other
+//! resources is left beside other pods, volumes that are not bound yet and how many a node may have, topology spread,
 //! affinity between pods. The scheduler looks at these, and clears the allocation if one of them fails.
 //!
 //! May import: model. May name: k8s-openapi (as data only), thiserror.
@@ -18,6 +19,7 @@
 mod affinity;
 mod demands;
 mod node;
+mod ports;
 mod room;
 mod taint;
 #[cfg(test)]
@@ -28,6 +30,7 @@ use thiserror::Error;
 
 pub use demands::Demands;
 pub use node::Node;
+pub use ports::{HostPort, Protocol};
 pub use room::{Resources, all_requests, left, other_requests, requests, short_of, taken};
 pub use volume::{Reach, TooLong, Volume};
 
@@ -57,6 +60,8 @@ pub enum Unfit {
     /// By the node affinity of the PersistentVolume that a PersistentVolumeClaim of the pod is bound to.
     #[error("cannot reach the volume of the PersistentVolumeClaim {claim}: {failed}")]
     Volume { claim: String, failed: String },
+    #[error("has host port {port}/{protocol} in use by another pod")]
+    Port { port: u16, protocol: &'static str },
     #[error("has {left}m of CPU left, {needed}m are needed")]
     Cpu { needed: u64, left: u64 },
     #[error("has {} of memory left, {} are needed", mib(*.left), mib(*.needed))]

@@ -447,3 +447,21 @@ fn other_resources_are_summed_over_containers_and_the_most_of_init_containers_co
     let node = node(json!({"status": {"allocatable": {"example.com/fpga": "4"}}}));
     assert_eq!((node.allocatable_of("example.com/fpga"), node.allocatable_of("example.com/none")), (4, 0));
 }
+
+#[test]
+fn host_ports_are_those_of_containers_and_of_what_runs_beside_them() {
+    let port = |port: u16| json!([{"containerPort": port, "hostPort": port}]);
+    let of = |more: Value| {
+        let ports = HostPort::of(&spec(more)).into_iter();
+        ports.map(|one| format!("{}/{}", one.port, one.protocol.as_str())).collect::<Vec<_>>()
+    };
+    let containers = json!([{"name": "a", "ports": port(1)}, {"name": "b", "ports": [{"containerPort": 2}]}]);
+    let init =
+        json!([{"name": "c", "ports": port(3), "restartPolicy": "Always"}, {"name": "d", "ports": port(4)}]);
+    assert_eq!(of(json!({"containers": containers, "initContainers": init})), ["1/TCP", "3/TCP"]);
+    let odd = json!([{"name": "a", "ports": [{"containerPort": 1, "hostPort": 0}, {"containerPort": 1, "hostPort": 70000},
+        {"containerPort": 1, "hostPort": 5, "protocol": "SCTP"}, {"containerPort": 1, "hostPort": 5, "protocol": "QUIC"}]}]);
+    assert_eq!(of(json!({"containers": odd})), ["5/SCTP"]);
+    let many: Vec<Value> = (1..1000).map(|port| json!({"containerPort": port, "hostPort": port})).collect();
+    assert_eq!(of(json!({"containers": [{"name": "a", "ports": many}]})).len(), 256);
+}

@@ -86,6 +86,15 @@ async fn create_hollow(cluster: &TestCluster, name: &str, devices: Value, change
     cluster.create(pod).await;
 }
 
+/// No two such pods of the test can be on one node: only kube-scheduler looks at it.
+fn keep_apart(pod: &mut Value) {
+    pod["metadata"]["labels"]["apart"] = json!("yes");
+    let others =
+        json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"apart": "yes"}}});
+    pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+        json!([others]);
+}
+
 /// A PriorityClass that goes with the test: more urgent than what has none, and that ends nobody's pods.
 fn urgent_class(cluster: &TestCluster) -> String {
     let class = format!("{}-urgent", cluster.namespace);

@@ -27,6 +27,7 @@ const ORDER: &[&str] = &[
     "node_filter",
     "demand",
     "gpus",
+    "host_ports",
     "pods",
     "recorder",
     "purse",

@@ -126,6 +126,7 @@ pub enum Kind {
     NodeSelector,
     Affinity,
     Volume,
+    Port,
     Taint,
     Cordoned,
     NotReady,
@@ -155,6 +156,7 @@ impl Kind {
             Self::NodeSelector => "node-selector",
             Self::Affinity => "affinity",
             Self::Volume => "volume",
+            Self::Port => "host-port",
             Self::Taint => "taint",
             Self::Cordoned => "cordoned",
             Self::NotReady => "not-ready",
@@ -184,6 +186,7 @@ impl Verdict {
             Self::Barred(Unfit::Selector { .. } | Unfit::SelectorLabel { .. }) => Kind::NodeSelector,
             Self::Barred(Unfit::Affinity { .. } | Unfit::TooLarge(_)) => Kind::Affinity,
             Self::Barred(Unfit::Volume { .. }) => Kind::Volume,
+            Self::Barred(Unfit::Port { .. }) => Kind::Port,
         }
     }
 
@@ -433,6 +436,9 @@ fn elsewhere(nodes: &Nodes, name: &NodeName) -> Option<NodeName> {
 fn barred(core: &Core, pod: &Pod, name: &NodeName, object: Option<&Node>) -> Option<Verdict> {
     let Some(object) = object else { return Some(Verdict::NoNode) };
     if let Some(unfit) = pod.demands.as_deref().and_then(|demands| feasible::why_not(demands, object)) {
+        return Some(Verdict::Barred(unfit));
+    }
+    if let Some(unfit) = core.port_taken(pod, name).filter(|_| pod.node.is_none()) {
         return Some(Verdict::Barred(unfit));
     }
     (pod.node.is_none() && core.capacity.left(name).pods == 0).then_some(Verdict::Pods)

@@ -108,6 +108,7 @@ impl Core {
             let claims: Vec<_> =
                 self.view.claims_of(pod).into_iter().flatten().map(|claim| claim.key).collect();
             claims.into_iter().for_each(|claim| self.capacity.set_grants(claim, Vec::new()));
+            self.pods.ports.set(uid, None);
             if let Some((node, room)) = self.pods.set_place(uid, None).given {
                 self.capacity.give_room(&node, room);
             }

@@ -8,6 +8,7 @@ use crate::controller::classes::{Class, POLICY};
 use crate::controller::core::Core;
 use crate::controller::grant::Given;
 use crate::controller::node_filter::NodeFilterCache;
+use crate::controller::pods::Pods;
 use crate::controller::queue::{Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
@@ -17,7 +18,7 @@ use crate::controller::view::unshared::SelectorLists;
 use crate::controller::view::{Asks, Claim, ClusterView, GpuRef, Pod};
 use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
 use crate::controller::{Moment, ask};
-use crate::feasible::{self, Demands, Node};
+use crate::feasible::{self, Demands, Node, Unfit};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
@@ -320,7 +321,9 @@ impl Core {
             .demands
             .as_ref()
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
-        let nodes = self.nodes(pod, &claims, barred.unwrap_or_default(), now);
+        let without = ports_taken(uid, &self.view, &self.pods, &mut self.capacity.index);
+        let shut = [barred.unwrap_or_default(), without];
+        let nodes = self.nodes(pod, &claims, shut, now);
         let claims = open.iter().map(|claim| claim.key).collect();
         Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
     }
@@ -346,7 +349,7 @@ impl Core {
         &self,
         pod: &Pod,
         claims: &[&Claim],
-        barred: Arc<BTreeSet<NodeName>>,
+        shut: [Arc<BTreeSet<NodeName>>; 2],
         now: Moment,
     ) -> Nodes {
         let placed = |claim: &&Claim| {
@@ -360,17 +363,25 @@ impl Core {
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
         let for_now = self.queue.excluded(&pod.at.uid, now).into_iter().cloned().collect();
-        Nodes::Except(vec![Arc::new(for_now), self.capacity.full(), barred])
+        let [barred, without] = shut;
+        Nodes::Except(vec![Arc::new(for_now), self.capacity.full(), barred, without])
     }
 
-    /// Where a pod may go once others have left: what is full need not be full then. `nodes`: where it may go now.
+    /// Where a pod may go once others have left: what is full need not be full then. Ports that are taken are left to who
+    /// has them. `nodes`: where it may go now.
     pub(super) fn nodes_then(&mut self, pod: &PodUid, nodes: &Nodes, now: Moment) -> Nodes {
         if let Nodes::Only(names) = nodes {
             return Nodes::Only(names.clone());
         }
         let barred = self.barred_nodes(pod);
+        let without = self.ports_taken(pod);
         let out = self.queue.excluded(pod, now).into_iter().cloned().collect();
-        Nodes::Except(vec![Arc::new(out), barred])
+        Nodes::Except(vec![Arc::new(out), barred, without])
+    }
+
+    /// Where others have a port that the pod takes of its node.
+    pub(super) fn ports_taken(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
+        ports_taken(pod, &self.view, &self.pods, &mut self.capacity.index)
     }
 
     /// Where the pod cannot run, however empty it is.
@@ -393,7 +404,15 @@ impl Core {
     /// Why a pod cannot be put on a node, whatever its GPUs; none: it can.
     pub(in crate::controller) fn why_not(&self, pod: &Pod, node: &NodeName) -> Option<String> {
         let crowded = || (self.capacity.left(node).pods == 0).then(|| feasible::Unfit::Pods.to_string());
-        self.barred(pod, node).or_else(crowded)
+        let port = || self.port_taken(pod, node).map(|unfit| unfit.to_string());
+        self.barred(pod, node).or_else(port).or_else(crowded)
+    }
+
+    /// A port that the pod takes of its node, and that another has on this one.
+    pub(in crate::controller) fn port_taken(&self, pod: &Pod, node: &NodeName) -> Option<Unfit> {
+        let ports = self.view.ports_of(&pod.at.uid)?;
+        let taken = self.pods.ports.taken(node, ports, &pod.at.uid)?;
+        Some(Unfit::Port { port: taken.port, protocol: taken.protocol.as_str() })
     }
 
     /// Why a pod cannot run on a node, however empty it is.
@@ -483,4 +502,12 @@ fn barred_for(
     let barred = filter.by(demands, all, is_barred);
     index.pay(TERM_TICKS.saturating_mul(demands.terms()).saturating_mul(nodes));
     barred
+}
+
+/// Where others than the pod have a port that it takes of its node.
+fn ports_taken(pod: &PodUid, view: &ClusterView, pods: &Pods, index: &mut Index) -> Arc<BTreeSet<NodeName>> {
+    let Some(ports) = view.ports_of(pod) else { return Arc::default() };
+    let (nodes, looked) = pods.ports.nodes_without(ports, pod);
+    index.pay(TERM_TICKS.saturating_mul(looked));
+    Arc::new(nodes)
 }

@@ -31,6 +31,8 @@ impl Core {
     /// Where the pod takes room: on its node, or on the one that its claims are for.
     pub(super) fn recount(&mut self, uid: &PodUid) {
         let place = self.view.pod(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
+        let ports = place.as_ref().zip(self.view.ports_of(uid)).map(|((node, _), ports)| (node, ports));
+        self.pods.ports.set(uid, ports);
         let Change { given, taken } = self.pods.set_place(uid, place);
         let changed = given.iter().chain(&taken);
         changed.for_each(|(node, _)| self.reserves.evictions.preempting.holders.touch(node));

@@ -17,6 +17,7 @@ mod moving;
 mod opted_in;
 mod own_classes;
 mod own_daemons;
+mod ports;
 mod preempting;
 mod preempting_fair;
 mod preempting_limits;

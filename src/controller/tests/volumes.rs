@@ -6,6 +6,7 @@ use super::cluster::Cluster;
 use super::scenes::LONG;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
+use crate::controller::explain::{Answer, Subject, explain};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -102,6 +103,30 @@ fn a_pod_waits_for_a_node_that_reaches_its_volume_and_is_told_of_it() {
     cluster.settle(LONG);
     assert_eq!(node_of(&cluster, "notebook").as_deref(), Some("node-a"));
     cluster.check();
+}
+
+/// Also who asks about a pod that the controller does not place.
+#[test]
+fn who_asks_is_told_of_the_volume() {
+    let mut cluster = cluster(&["a"]);
+    cluster.put_volume("pv-0", "home", "Bound", in_zones(&["b"]));
+    notebook(&mut cluster, "notebook", of_claim("home"));
+    cluster.put_claim(json!({"metadata": {"name": "whole", "namespace": "ml"}, "spec": {"devices": {
+        "requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 1}}]}}}));
+    cluster.put_pod("whole", &["whole"], json!({"spec": {"volumes": of_claim("home")}}));
+    cluster.settle(LONG);
+    for name in ["notebook", "whole"] {
+        let (mut core, listing) = super::explain::listed(&mut cluster);
+        let claim = Subject::Claim(core.view.claim_named("ml", name).unwrap().key);
+        let now = jiff::Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_hours(24);
+        let told = explain(&mut core, &listing, &[claim], now).remove(0);
+        let Answer::Waits { nodes, .. } = told.answer else { panic!("{name}: {told:?}") };
+        let words: Vec<String> = nodes.iter().map(|(node, verdict)| format!("{node} {verdict}")).collect();
+        let why = "node-a cannot reach the volume of the PersistentVolumeClaim home: \
+                   topology.kubernetes.io/zone In [b] fails: it is \"a\"";
+        assert_eq!(words, [why], "{name}");
+        assert_eq!(nodes[0].1.kind().as_str(), "volume");
+    }
 }
 
 /// The claim is bound while its pod waits: also what is kept of pods with equal demands is another then.

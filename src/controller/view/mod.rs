@@ -49,7 +49,7 @@ use crate::admission::ShareClasses;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::classes::OurClasses;
-use crate::feasible::{self, Demands, Node, Unfit};
+use crate::feasible::{self, Demands, HostPort, Node, Unfit};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{ClaimUid, NodeName, PodUid};
 
@@ -375,6 +375,11 @@ impl ClusterView {
 
     pub fn pods(&self) -> impl Iterator<Item = &Pod> + Clone {
         self.pods.iter()
+    }
+
+    /// The ports that a pod takes of its node. None: it takes none.
+    pub fn ports_of(&self, uid: &PodUid) -> Option<&Arc<[HostPort]>> {
+        self.pods.ports(uid)
     }
 
     fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {

@@ -12,7 +12,7 @@ use crate::controller::view::groups::{self, Gang, Grouping};
 use crate::controller::view::movable::{self, Origin};
 use crate::controller::view::standing::Standing;
 use crate::controller::view::volumes;
-use crate::feasible::{self, Demands, Resources};
+use crate::feasible::{self, Demands, HostPort, Resources};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid, WORKLOAD_ANNOTATION};
 
@@ -85,16 +85,19 @@ pub(super) struct Rest {
     pub origin: Option<Origin>,
     /// Of one that has demands: the PersistentVolumeClaims whose volumes have a part in these.
     pub volumes: Vec<String>,
+    /// That it takes of its node, or will take.
+    pub ports: Arc<[HostPort]>,
 }
 
 impl Rest {
     pub fn of(object: &core::Pod, pod: &Pod) -> Self {
         let volumes = pod.demands.as_ref().map(|_| volumes::claims(object));
-        Self { origin: movable::read(object, pod), volumes: volumes.unwrap_or_default() }
+        let ports = object.spec.as_ref().map(HostPort::of).unwrap_or_default();
+        Self { origin: movable::read(object, pod), volumes: volumes.unwrap_or_default(), ports: ports.into() }
     }
 
     fn is_empty(&self) -> bool {
-        self.origin.is_none() && self.volumes.is_empty()
+        self.origin.is_none() && self.volumes.is_empty() && self.ports.is_empty()
     }
 }
 
@@ -144,6 +147,11 @@ impl PodTable {
     /// The PersistentVolumeClaims of one that has demands.
     pub fn volumes(&self, uid: &PodUid) -> &[String] {
         self.rest.get(uid).map_or(&[], |rest| &rest.volumes)
+    }
+
+    /// The ports that it takes of its node; none: it takes none.
+    pub fn ports(&self, uid: &PodUid) -> Option<&Arc<[HostPort]>> {
+        self.rest.get(uid).map(|rest| &rest.ports).filter(|ports| !ports.is_empty())
     }
 
     /// Adds a pod that was not there, or that was removed.

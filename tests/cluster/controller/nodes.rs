@@ -62,25 +62,25 @@ async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
     hollow::end(cluster).await;
 }
 
-/// Both pods want one port of their node, which is not what the controller looks at: the scheduler takes the
+/// The second pod must not be beside the first, which is not what the controller looks at: the scheduler takes the
 /// allocation back (PostFilter), once, and the next one is elsewhere.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     let test = "where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere";
     let cluster = super::bed_beside(test, 2).await;
-    let with_port = |name: &str| {
+    let apart = |name: &str| {
         let mut pod = on_hollow(as_nobody(user_of(name, name)));
-        pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
+        super::keep_apart(&mut pod);
         pod
     };
     let auditor = Auditor::begin(&cluster.client).await;
     for name in ["first", "second"] {
         cluster.create(claim(name, share(json!({"memory": "4Gi"})))).await;
     }
-    cluster.create(with_port("first")).await;
+    cluster.create(apart("first")).await;
     let first = wait_node(&cluster, "first").await;
-    cluster.create(with_port("second")).await;
+    cluster.create(apart("second")).await;
     let second = wait_node(&cluster, "second").await;
     assert_ne!(first, second);
     assert_eq!(wait_node_of_claim(&cluster, "second", None).await, second);
@@ -91,6 +91,28 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     };
     let moved = wait_until("an event about the move", PATIENCE, moved).await;
     assert!(moved.len() == 1 && moved[0].contains(&first), "{moved:?}");
+    auditor.end().await;
+    hollow::end(cluster).await;
+}
+
+/// Of pods that take one port each gets a node of its own, and none is refused.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn pods_that_take_one_port_of_their_nodes_are_bound_without_another_try() {
+    let test = "pods_that_take_one_port_of_their_nodes_are_bound_without_another_try";
+    let cluster = super::bed_beside(test, 3).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    let mut nodes = std::collections::BTreeSet::new();
+    for name in ["first", "second", "third"] {
+        super::create_hollow(&cluster, name, share(json!({"memory": "4Gi"})), |pod| {
+            pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 7777, "hostPort": 7777}]);
+        })
+        .await;
+        nodes.insert(wait_node(&cluster, name).await);
+        let events = cluster.events(name).await;
+        assert!(!events.iter().any(|event| event.starts_with("GpuShareMoved")), "{events:?}");
+    }
+    assert_eq!(nodes.len(), 3);
     auditor.end().await;
     hollow::end(cluster).await;
 }

@@ -163,10 +163,10 @@ impl Core {
     /// None: its selectors cannot be used, or not all of them were looked at.
     fn whole(&mut self, asker: &Asker, need: &Need, now: Moment) -> Option<Whole> {
         let uid = &asker.pod.uid;
-        let barred = self.barred_nodes(uid);
+        let shut = [self.barred_nodes(uid), self.ports_taken(uid)];
         let pod = self.view.pod(uid)?;
         let claims = self.view.claims_of(pod).unwrap_or_default();
-        let nodes = self.nodes(pod, &claims, barred, now);
+        let nodes = self.nodes(pod, &claims, shut, now);
         let nodes = self.nodes_then(uid, &nodes, now);
         let pods = if self.pods.has_place(uid) { 0 } else { asker.room.pods };
         let mut shapes = Vec::new();

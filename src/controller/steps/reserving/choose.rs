@@ -79,11 +79,14 @@ impl Core {
         let mut parts = self.parts(turn, now)?;
         for part in &mut parts {
             let barred = self.barred_nodes(&part.pod);
+            let without = self.ports_taken(&part.pod);
             let out = self.queue.excluded(&part.pod, now);
             let open = |name: &&NodeName| match &part.nodes {
                 Nodes::Only(names) => names.contains(*name),
                 // Those that are full may not be once shares have ended.
-                Nodes::Any | Nodes::Except(_) => !barred.contains(*name) && !out.contains(*name),
+                Nodes::Any | Nodes::Except(_) => {
+                    !barred.contains(*name) && !without.contains(*name) && !out.contains(*name)
+                }
             };
             part.nodes = Nodes::Only(nodes.iter().filter(open).cloned().collect());
         }
