@@ -117,13 +117,16 @@ enum Left {
     Behind,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Exclusion {
     times: u32,
     until: Moment,
     over: bool,
     /// Of a node: it counts again, since no other was left.
     open: bool,
+    /// Of a node: the zone that it is in, until no other zone is left. What keeps a pod off a node often keeps it off its
+    /// neighbours.
+    zone: Option<Box<str>>,
 }
 
 /// A unit whose turn it is.
@@ -371,13 +374,14 @@ impl Queue {
         }
     }
 
-    /// A node has refused a pod.
-    pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
+    /// A node has refused a pod. `zone`: the one that it is in, if others are to be tried first.
+    pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, zone: Option<&str>, now: Moment) {
         let of_pod = self.excluded.entry(pod.clone()).or_default();
         let times = of_pod.get(node).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
         let until = now + back_off(EXCLUDE_FIRST, times + 1, EXCLUDE_LAST);
-        let exclusion = Exclusion { times: times.saturating_add(1).min(16), until, over: false, open: false };
-        of_pod.insert(node.clone(), exclusion);
+        let times = times.saturating_add(1).min(16);
+        let zone = zone.map(Into::into);
+        of_pod.insert(node.clone(), Exclusion { times, until, over: false, open: false, zone });
     }
 
     /// A pod was not bound though it had its share: it keeps no GPU for a while.
@@ -388,7 +392,8 @@ impl Queue {
         }
         let times = before.map_or(0, |one| one.times);
         let until = now + back_off(PAUSE_FIRST, times + 1, PAUSE_LAST);
-        let pause = Exclusion { times: times.saturating_add(1).min(16), until, over: false, open: false };
+        let times = times.saturating_add(1).min(16);
+        let pause = Exclusion { times, until, over: false, open: false, zone: None };
         self.paused.insert(pod.clone(), pause);
     }
 
@@ -428,9 +433,23 @@ impl Queue {
         of_pod.filter(|(_, one)| one.until > now || !one.open).map(|(node, _)| node).collect()
     }
 
-    /// There is no other place for these pods: nodes that refused them a while ago count again. False: there is none.
+    /// Zones with a node that has refused the pod: until the pod has no place in any other.
+    pub fn excluded_zones(&self, pod: &PodUid) -> BTreeSet<&str> {
+        let of_pod = self.excluded.get(pod).into_iter().flat_map(BTreeMap::values);
+        of_pod.filter_map(|one| one.zone.as_deref()).collect()
+    }
+
+    /// There is no other place for these pods: zones with nodes that refused them count again, and then nodes that did so
+    /// a while ago. False: there are none.
     pub fn reopen(&mut self, pods: &[PodUid], now: Moment) -> bool {
         let mut any = false;
+        for pod in pods {
+            let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
+            of_pod.for_each(|one| any |= one.zone.take().is_some());
+        }
+        if any {
+            return true;
+        }
         for pod in pods {
             let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
             for one in of_pod.filter(|one| one.until <= now && !one.open) {

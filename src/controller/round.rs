@@ -124,10 +124,10 @@ impl Core {
         self.capacity.lift_all();
     }
 
-    /// Tries a unit; where there is no place, also on nodes that refused its pods a while ago.
+    /// Tries a unit; where there is no place, also in zones, and then on nodes, that refused its pods a while ago.
     fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut placed = self.place_beside(turn, now);
-        if placed.is_err() && self.queue.reopen(&turn.pods, now) {
+        while placed.is_err() && self.queue.reopen(&turn.pods, now) {
             placed = self.place_beside(turn, now);
         }
         self.pay(turn);

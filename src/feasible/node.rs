@@ -6,6 +6,8 @@ use super::room::{Resources, units_of_others};
 use crate::model::named::Named;
 use crate::model::names::NodeName;
 
+const ZONE: &str = "topology.kubernetes.io/zone";
+
 /// Labels, taints, cordon, the Ready condition and what is allocatable.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
@@ -56,6 +58,11 @@ impl Node {
     pub fn share(&mut self, other: &Self) {
         self.labels.share(&other.labels);
         self.others.share(&other.others);
+    }
+
+    /// By its label.
+    pub fn zone(&self) -> Option<&str> {
+        self.labels.get(ZONE).filter(|zone| !zone.is_empty())
     }
 
     pub fn name(&self) -> &NodeName {

@@ -9,7 +9,7 @@ use crate::controller::core::Core;
 use crate::controller::grant::Given;
 use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::pods::Pods;
-use crate::controller::queue::{Together, Turn, UnitKey};
+use crate::controller::queue::{Queue, Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
 
@@ -322,7 +322,8 @@ impl Core {
             .as_ref()
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
         let without = ports_taken(uid, &self.view, &self.pods, &mut self.capacity.index);
-        let shut = [barred.unwrap_or_default(), without];
+        let zones = shunned(uid, &self.view, &self.queue, &mut self.capacity.index);
+        let shut = [barred.unwrap_or_default(), without, zones];
         let nodes = self.nodes(pod, &claims, shut, now);
         let claims = open.iter().map(|claim| claim.key).collect();
         Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
@@ -349,7 +350,7 @@ impl Core {
         &self,
         pod: &Pod,
         claims: &[&Claim],
-        shut: [Arc<BTreeSet<NodeName>>; 2],
+        shut: [Arc<BTreeSet<NodeName>>; 3],
         now: Moment,
     ) -> Nodes {
         let placed = |claim: &&Claim| {
@@ -363,8 +364,8 @@ impl Core {
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
         let for_now = self.queue.excluded(&pod.at.uid, now).into_iter().cloned().collect();
-        let [barred, without] = shut;
-        Nodes::Except(vec![Arc::new(for_now), self.capacity.full(), barred, without])
+        let closed = [Arc::new(for_now), self.capacity.full()].into_iter().chain(shut);
+        Nodes::Except(closed.filter(|nodes| !nodes.is_empty()).collect())
     }
 
     /// Where a pod may go once others have left: what is full need not be full then. Ports that are taken are left to who
@@ -510,4 +511,18 @@ fn ports_taken(pod: &PodUid, view: &ClusterView, pods: &Pods, index: &mut Index)
     let (nodes, looked) = pods.ports.nodes_without(ports, pod);
     index.pay(TERM_TICKS.saturating_mul(looked));
     Arc::new(nodes)
+}
+
+/// Nodes of zones with a node that has refused the pod, as long as there may be a place in others.
+fn shunned(pod: &PodUid, view: &ClusterView, queue: &Queue, index: &mut Index) -> Arc<BTreeSet<NodeName>> {
+    let zones = queue.excluded_zones(pod);
+    if zones.is_empty() {
+        return Arc::default();
+    }
+    let mut nodes = 0;
+    let all = view.nodes().map(|(name, _)| name).inspect(|_| nodes += 1);
+    let shunned = all.filter(|name| view.zone_of(name).is_some_and(|zone| zones.contains(zone)));
+    let shunned = shunned.cloned().collect();
+    index.pay(TERM_TICKS.saturating_mul(nodes));
+    Arc::new(shunned)
 }

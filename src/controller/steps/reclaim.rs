@@ -57,7 +57,7 @@ impl Core {
             if is_young && self.view.is_grouped(pod) {
                 self.queue.pause(&pod.at.uid, now);
             }
-            self.queue.exclude(&pod.at.uid, node, now);
+            self.queue.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
             self.recorder.moved(pod, node, &why, now);
         }
     }

@@ -1,9 +1,11 @@
 //! Pods whose volumes cannot be reached from everywhere.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::cluster::Cluster;
-use super::scenes::LONG;
+use super::scenes::{LONG, SECOND};
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
 use crate::controller::explain::{Answer, Subject, explain};
@@ -17,15 +19,16 @@ fn in_zones(zones: &[&str]) -> Value {
 /// Node `node-a` of zone a and so on, with one GPU each.
 fn cluster(zones: &[&str]) -> Cluster {
     let mut cluster = Cluster::new(Rules::default());
-    for zone in zones {
-        let name = format!("node-{zone}");
-        cluster.put_node(&name, 1);
-        let mut node = cluster.nodes[&name].clone();
-        node.metadata.labels = Some([(ZONE.to_owned(), (*zone).to_owned())].into());
-        cluster.nodes.insert(name, node.clone());
-        cluster.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(node))));
-    }
+    zones.iter().for_each(|zone| put_node(&mut cluster, &format!("node-{zone}"), zone));
     cluster
+}
+
+fn put_node(cluster: &mut Cluster, name: &str, zone: &str) {
+    cluster.put_node(name, 1);
+    let mut node = cluster.nodes[name].clone();
+    node.metadata.labels = Some([(ZONE.to_owned(), zone.to_owned())].into());
+    cluster.nodes.insert(name.to_owned(), node.clone());
+    cluster.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(node))));
 }
 
 /// A pod with a share of its own name, and these volumes.
@@ -206,4 +209,39 @@ fn demands_of_volumes_are_held_to_limits_and_told() {
     let told = |words: &str| troubles.iter().filter(|one| one.contains(words)).count();
     assert_eq!(told("PersistentVolume pv-0: its node affinity has"), 1, "{troubles:?}");
     assert_eq!(told("pod ml/many: 2 of its volumes"), 1, "{troubles:?}");
+}
+
+/// What nobody reads, such as a volume that is not bound yet, often keeps a pod off all nodes of a zone.
+#[test]
+fn after_a_refusal_other_zones_are_tried_first_and_in_the_end_every_node() {
+    for (taken, tries) in [("node-c0", 2), ("node-c2", 8)] {
+        let mut cluster = Cluster::new(Rules::default());
+        for zone in ["a", "b", "c"] {
+            (0..3).for_each(|nth| put_node(&mut cluster, &format!("node-{zone}{nth}"), zone));
+        }
+        notebook(&mut cluster, "notebook", json!([]));
+        let mut refused = Vec::new();
+        for _ in 0..30 {
+            cluster.settle(4 * SECOND);
+            let Some(node) = node_of(&cluster, "notebook") else { continue };
+            // Of the first the whole zone takes it.
+            if node == taken || (taken == "node-c0" && node.starts_with("node-c")) {
+                break;
+            }
+            refused.push(node);
+            let mut claim = cluster.claim("notebook").clone();
+            claim.status.get_or_insert_default().allocation = None;
+            cluster.store(claim);
+        }
+        let place = node_of(&cluster, "notebook").unwrap_or_default();
+        assert!(place.starts_with("node-c"), "{place:?} after {refused:?}");
+        let mut once = refused.clone();
+        once.sort();
+        once.dedup();
+        assert_eq!(once.len(), refused.len(), "{refused:?}");
+        assert!(refused.len() <= tries, "{refused:?}");
+        let zones = |nodes: &[String]| nodes.iter().map(|node| node[..6].to_owned()).collect::<BTreeSet<_>>();
+        let first = refused.len().min(3);
+        assert_eq!(zones(&refused[..first]).len(), first, "{refused:?}");
+    }
 }

@@ -430,6 +430,10 @@ impl ClusterView {
         self.nodes.get(name)
     }
 
+    pub fn zone_of(&self, node: &NodeName) -> Option<&str> {
+        self.node(node)?.object.as_ref()?.zone()
+    }
+
     pub fn nodes(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
         self.nodes.iter()
     }
