@@ -132,7 +132,8 @@ pub struct Watchdog {
     measured_at: Option<Instant>,
     /// Ticks since the last look.
     passed: u32,
-    looks_made: Arc<AtomicU64>,
+    /// So many of each device.
+    looks_made: BTreeMap<DeviceUuid, Arc<AtomicU64>>,
     tasks: JoinSet<TaskResult>,
     logged_failures: LoggedFailures,
 }
@@ -205,7 +206,7 @@ impl Watchdog {
             measured: BTreeMap::new(),
             measured_at: None,
             passed: 0,
-            looks_made: Arc::default(),
+            looks_made: BTreeMap::new(),
             tasks: JoinSet::new(),
             logged_failures: LoggedFailures::default(),
             parts,
@@ -289,7 +290,7 @@ impl Watchdog {
                     let took = began.elapsed();
                     self.parts.metrics.tick(took);
                     // Never two in a row between regular ones.
-                    let hurry = turn == Turn::Regular && self.watch.is_urgent() && UNTIL_CONFIRMED < period;
+                    let hurry = self.is_confirmed_next(turn);
                     turn = if hurry { Turn::Confirming } else { Turn::Regular };
                     if hurry {
                         ticks.reset_after(UNTIL_CONFIRMED);
@@ -318,6 +319,11 @@ impl Watchdog {
         }
     }
 
+    /// After this look another one comes at once, which confirms what is urgent.
+    fn is_confirmed_next(&self, turn: Turn) -> bool {
+        turn == Turn::Regular && self.watch.is_urgent() && UNTIL_CONFIRMED < self.parts.settings.period
+    }
+
     fn now(&self) -> Moment {
         self.started.elapsed()
     }
@@ -331,6 +337,7 @@ impl Watchdog {
         self.knowledge.record(shares::pods(intents));
         self.watch.keep(&self.devices.keys().cloned().collect());
         self.usage.retain(|device, _| self.devices.contains_key(device));
+        self.looks_made.retain(|device, _| self.devices.contains_key(device));
         let boards: BTreeSet<&DeviceUuid> = self.devices.values().map(|device| &device.board).collect();
         self.measured.retain(|uuid, _| self.devices.contains_key(uuid) || boards.contains(uuid));
         self.logged_failures.devices.retain(|device, _| self.devices.contains_key(device));
@@ -357,11 +364,13 @@ impl Watchdog {
             return;
         }
         let now = self.now();
-        let listed = (turn == Turn::Regular && self.figures_are_due()).then(|| answers.clone());
+        let listed = self.figures_are_due().then(|| answers.clone());
         let looks = self.looks(answers, now);
         let verdicts = match turn {
             Turn::Regular => {
-                self.looks_made.fetch_add(1, Ordering::Relaxed);
+                for look in &looks {
+                    self.looks_made.entry(look.gpu.clone()).or_default().fetch_add(1, Ordering::Relaxed);
+                }
                 let (verdicts, usage) = self.watch.fold(&self.policy, now, &looks);
                 // A device that did not answer keeps what was shown of it.
                 self.usage.extend(looks.iter().map(|look| (look.gpu.clone(), Vec::new())));
@@ -377,8 +386,8 @@ impl Watchdog {
             self.carry_out(verdict);
         }
         self.ask(now);
-        // Last, so that a sensor that hangs does not keep the look from what it is for.
-        if let Some(listed) = listed {
+        // Last, so that a sensor that hangs does not keep the look from what it is for, nor the one that confirms it.
+        if let Some(listed) = listed.filter(|_| !self.is_confirmed_next(turn)) {
             self.read_figures(listed).await;
             self.show();
         }
@@ -456,7 +465,7 @@ impl Watchdog {
             let threads = self.threads.clone();
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
             let span = finding::end_span(&self.devices, &account_id, seen.process);
-            let validity = Validity::of(&self.looks_made);
+            let validity = Validity::of(self.looks_made.entry(account_id.gpu.clone()).or_default());
             let ending = EndRequest { account_id, seen, how, reason, validity, span: span.clone() };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             let end = async move {
