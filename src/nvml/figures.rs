@@ -18,7 +18,7 @@ use nvml_wrapper::{Device, Nvml};
 use super::worker::Progress;
 use super::{NvmlError, convert};
 use super::{raw, raw_gpm};
-use crate::model::names::{ClaimUid, DeviceUuid};
+use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::quantity::Bytes;
 
 /// What figures are asked of.
@@ -26,9 +26,17 @@ use crate::model::quantity::Bytes;
 pub enum Subject {
     /// A whole board, in MIG mode or not.
     Board(DeviceUuid),
-    /// A MIG device, which has memory, and may tell how busy it is: for the claim that has it alone, samples of before are
-    /// of another's work.
-    Mig { uuid: DeviceUuid, holder: Option<ClaimUid> },
+    /// A MIG device, which has memory, and may tell how busy it is: samples from before its holder had it are of another's
+    /// work.
+    Mig { uuid: DeviceUuid, holder: Option<MigHolder> },
+}
+
+/// Who has a MIG device alone: a claim, and of the claim's pods the only one, if there is one. Pods that use a claim one after
+/// the other have nothing to do with each other's work.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MigHolder {
+    pub claim: ClaimUid,
+    pub pod: Option<PodUid>,
 }
 
 impl Subject {
@@ -100,7 +108,7 @@ pub(super) struct Memo {
     newest: Option<u64>,
     identity: Option<DeviceIdentity>,
     /// Who has the MIG device that `gpm` is of.
-    holder: Option<ClaimUid>,
+    holder: Option<MigHolder>,
     gpm: Gpm,
 }
 

@@ -11,7 +11,9 @@ use tranche::model::gpu::{Health, MigDevice, MigMode, MigSwitch, OnDemand, Place
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
 use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
-use tranche::nvml::{Gpus, Load, MigCarver, MigError, MigInstances, ModeError, ProcessWatch, Subject};
+use tranche::nvml::{
+    Gpus, Load, MigCarver, MigError, MigHolder, MigInstances, ModeError, ProcessWatch, Subject,
+};
 
 use crate::nvml::Node;
 
@@ -469,22 +471,27 @@ fn how_busy_a_mig_device_is_is_told_where_there_are_samples_of_it_alone() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let found = runtime.block_on(node.nvml().look(Load::Keep)).unwrap().gpus;
         let MigMode::On(devices) = &found.gpus[0].mig else { panic!("no MIG devices: {found:?}") };
-        let of = |holder: &str| {
-            let mig = |mig: &MigDevice| Subject::Mig { uuid: mig.uuid.clone(), holder: Some(holder.into()) };
+        let of = |(claim, pod): (&str, &str)| {
+            let holder = Some(MigHolder { claim: claim.into(), pod: Some(pod.into()) });
+            let mig = |mig: &MigDevice| Subject::Mig { uuid: mig.uuid.clone(), holder: holder.clone() };
             devices.iter().map(mig).collect::<Vec<_>>()
         };
         let (first, last) = (devices[0].gpu_instance, devices[devices.len() - 1].gpu_instance);
         let watch = ProcessWatch::new(node.path("root").into(), DEADLINE);
-        let ask = |holder: &str| {
+        let ask = |holder: (&str, &str)| {
             let figures = runtime.block_on(watch.figures(of(holder))).unwrap();
             figures.into_iter().map(|(_, figures)| figures.busy_percent).collect::<Vec<_>>()
         };
-        assert!(ask("a").iter().all(Option::is_none), "between what, nobody knows yet");
+        assert!(ask(("a", "p")).iter().all(Option::is_none), "between what, nobody knows yet");
         node.set(with(json!([at(first.into(), 40), at(last.into(), 7)])));
-        let busy = ask("a");
-        assert!(ask("b").iter().all(Option::is_none), "what an earlier claim did is none of this one's");
+        let busy = ask(("a", "p"));
+        assert!(
+            ask(("b", "p")).iter().all(Option::is_none),
+            "what an earlier claim did is none of this one's"
+        );
+        assert!(ask(("b", "q")).iter().all(Option::is_none), "nor what the claim's pod before did");
         node.set(with(json!([])));
-        (busy, ask("b"))
+        (busy, ask(("b", "q")))
     };
     let two = json!([{"profile": "1g.10gb"}, {"profile": "2g.20gb"}]);
     let (busy, idle) = told("h100", two.clone(), json!({}));

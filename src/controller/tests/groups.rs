@@ -343,7 +343,7 @@ fn of_two_gangs_whose_pods_come_in_turns_one_starts_whole() {
             let pod = json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": gang}},
                 "spec": {"schedulerName": "volcano"}});
             (first..first + 2).for_each(|nth| member(&mut cluster, &format!("{gang}{nth}"), &pod));
-            cluster.settle(rng.u32(0..40) * MOMENT);
+            cluster.settle(rng.u32(0..160) * MOMENT);
         }
         cluster.settle(10 * SECOND);
         let mut both = [placed(&cluster, "a"), placed(&cluster, "b")];

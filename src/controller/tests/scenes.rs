@@ -16,7 +16,7 @@ use crate::model::names::SHARED_CLASS;
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 /// Less than a hold settles.
-pub(super) const MOMENT: Duration = Duration::from_millis(100);
+pub(super) const MOMENT: Duration = Duration::from_millis(25);
 pub(super) const LONG: Duration = Duration::from_secs(20);
 
 pub(super) fn rules() -> Rules {
@@ -128,11 +128,11 @@ fn whoever_may_be_given_the_gpu_by_now_is_waited_for() {
     for (what, rival) in rivals {
         let mut cluster = cluster(1, 1);
         rival(&mut cluster);
-        assert!((20..=21).contains(&settles_for(cluster)), "{what}");
+        assert!((80..=81).contains(&settles_for(cluster)), "{what}");
     }
     let mut by_limits = cluster(1, 1);
     by_limits.put_pod("w", &[], limits("nvidia.com/gpu"));
-    assert!((20..=21).contains(&settles_for(by_limits)), "a pod without a claim");
+    assert!((80..=81).contains(&settles_for(by_limits)), "a pod without a claim");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::table::KnownProcess;
 use crate::host::cgroup::ProcessOwner;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::quantity::Bytes;
-use crate::nvml::{Figures, GpuProcess, ProcessActivity, Subject};
+use crate::nvml::{Figures, GpuProcess, MigHolder, ProcessActivity, Subject};
 
 /// A device's figures, and what the processes on it have to do with them.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -48,11 +48,12 @@ impl PodActivity {
 }
 
 /// What is read for these devices: of a MIG device its memory and how busy it is, and the rest of its board.
-pub(super) fn subjects(devices: &BTreeMap<DeviceUuid, WatchedDevice>) -> Vec<Subject> {
+pub(super) fn subjects(devices: &BTreeMap<DeviceUuid, WatchedDevice>, knowledge: &Knowledge) -> Vec<Subject> {
     let mut subjects = std::collections::BTreeSet::new();
     for (uuid, device) in devices {
         if device.is_mig {
-            let holder = device.alone.first().map(|claim| claim.uid.clone());
+            let pod = only_pod(device, knowledge).cloned();
+            let holder = device.alone.first().map(|claim| MigHolder { claim: claim.uid.clone(), pod });
             subjects.insert(Subject::Mig { uuid: uuid.clone(), holder });
         }
         subjects.insert(Subject::Board(device.board.clone()));
@@ -306,6 +307,24 @@ mod tests {
             Subject::Mig { uuid: "MIG-a".into(), holder: None },
             Subject::Mig { uuid: "MIG-b".into(), holder: None },
         ];
-        assert_eq!(subjects(&devices), expected);
+        assert_eq!(subjects(&devices, &Knowledge::new(None)), expected);
+    }
+
+    /// Pods use a claim one after the other: what one did is none of the next one's work.
+    #[test]
+    fn a_mig_device_is_held_by_its_claim_and_the_claims_only_pod() {
+        let device = WatchedDevice { alone: vec![claim("c")], is_mig: true, ..board("gpu-0-mig", "GPU-0") };
+        let devices = BTreeMap::from([("MIG-a".into(), device)]);
+        let holder = |pods: &[&str]| {
+            let subjects = subjects(&devices, &knowledge(&devices[&"MIG-a".into()], pods));
+            subjects.into_iter().find_map(|subject| match subject {
+                Subject::Mig { holder, .. } => holder,
+                Subject::Board(_) => None,
+            })
+        };
+        let with = |pod: Option<&str>| Some(MigHolder { claim: "c".into(), pod: pod.map(Into::into) });
+        assert_eq!(holder(&["p"]), with(Some("p")));
+        assert_eq!(holder(&["q"]), with(Some("q")));
+        assert_eq!(holder(&["p", "q"]), with(None));
     }
 }

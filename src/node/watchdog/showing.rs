@@ -42,7 +42,8 @@ impl Watchdog {
         if self.parts.lists.stuck_threads() > 0 {
             return;
         }
-        let figures = match self.parts.lists.figures(measured::subjects(&self.devices)).await {
+        let figures = match self.parts.lists.figures(measured::subjects(&self.devices, &self.knowledge)).await
+        {
             Ok(figures) => figures,
             Err(error) => {
                 self.parts.metrics.failed_readings.inc();

@@ -9,6 +9,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
 use super::books::Auditor;
+use super::explain::{has_row, why};
 use super::{NODE, create, share, wait_not_placed};
 use crate::hollow::{self, on_hollow, wait_node};
 use crate::manifests::{as_nobody, claim, gpu, template, user_of};
@@ -177,14 +178,10 @@ async fn a_pod_with_a_volume_of_one_node_is_bound_there_without_another_try() {
         keep_off(pod, last);
     })
     .await;
-    let waits = || async {
-        let events = cluster.events("kept-off").await;
-        events.into_iter().find(|event| {
-            event.starts_with("WaitingForGpuShare")
-                && event.contains("the volume of the PersistentVolumeClaim home")
-        })
-    };
-    println!("told: {}", wait_until("an event that names the volume", PATIENCE, waits).await);
+    super::wait_told(&cluster, "kept-off", super::WAITS).await;
+    let said = why(&cluster, "pod/kept-off");
+    let words = "the volume of the PersistentVolumeClaim home";
+    assert!(has_row(&said, "hollow-0", words) && !has_row(&said, last, words), "{said}");
     auditor.end().await;
     hollow::end(cluster).await;
 }
