@@ -52,6 +52,17 @@ pub struct OpenDevices {
     pub openers: BTreeMap<PodUid, BTreeMap<u32, DeviceNumber>>,
     /// Pods not all of whose files were looked at.
     pub unfinished: BTreeSet<PodUid>,
+    /// Those of them that the look did not come to, because others held it up.
+    pub unreached: BTreeSet<PodUid>,
+}
+
+impl OpenDevices {
+    /// In words, why nobody knows who has a device open. None: the look came to all pods.
+    pub fn not_reached(&self) -> Option<String> {
+        let pods = self.unreached.len();
+        (pods > 0)
+            .then(|| format!("the open files of {pods} pods were not looked at: other pods held the look up"))
+    }
 }
 
 /// One look at the files of pods' processes.
@@ -83,7 +94,8 @@ impl FileLook {
         skipped: BTreeSet<u32>,
         until: Instant,
     ) -> Self {
-        let found = OpenDevices { unfinished: pods.keys().cloned().collect(), ..OpenDevices::default() };
+        let all: BTreeSet<PodUid> = pods.keys().cloned().collect();
+        let found = OpenDevices { unfinished: all.clone(), unreached: all, ..OpenDevices::default() };
         let progress = Mutex::new(Progress { found, at: None });
         let (pods, at, steps) = (pods.into_iter().collect(), AtomicU32::new(0), AtomicU64::new(0));
         Self { pods, devices, skipped, until, at, steps, progress }
@@ -161,7 +173,9 @@ impl FileLook {
     }
 
     fn is_at(&self, pod: &PodUid) {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).at = Some(pod.clone());
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.found.unreached.remove(pod);
+        progress.at = Some(pod.clone());
     }
 
     fn progress(&self) -> Progress {

@@ -104,7 +104,7 @@ impl Holders {
             return Ok(still.open);
         }
         let numbers = wanted.iter().flat_map(|one| one.numbers.iter().copied()).collect();
-        match self.openers(&numbers, rightful) {
+        match self.openers_of_all(&numbers, rightful) {
             Ok(found) => Ok(found.openers),
             Err(problem) => {
                 // Who had it open may have handed it on and ended.

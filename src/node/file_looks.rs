@@ -67,7 +67,7 @@ impl FileLooks {
             return Ok(OpenDevices::default());
         }
         let looked = self.look(&pods, devices).inspect_err(|_| self.count_unmade());
-        let OpenDevices { mut openers, unfinished } = looked?;
+        let OpenDevices { mut openers, unfinished, unreached } = looked?;
         if !unfinished.is_empty() {
             self.counts.unfinished.inc_by(unfinished.len() as u64);
             let pods: Vec<_> = unfinished.iter().take(8).map(PodUid::as_str).collect();
@@ -80,14 +80,14 @@ impl FileLooks {
             );
         }
         if openers.is_empty() {
-            return Ok(OpenDevices { openers, unfinished });
+            return Ok(OpenDevices { openers, unfinished, unreached });
         }
         self.counts.strangers.inc();
         if self.policy == OpenDescriptors::Warn {
             let openers = in_words(std::mem::take(&mut openers));
             warn!(openers, "pods have a GPU open without a claim on it, and it is given all the same");
         }
-        Ok(OpenDevices { openers, unfinished })
+        Ok(OpenDevices { openers, unfinished, unreached })
     }
 
     /// A look could not be made.

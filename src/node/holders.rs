@@ -186,6 +186,19 @@ impl Holders {
         self.files.openers(self.strangers(rightful, Instant::now())?, devices)
     }
 
+    /// As [`Self::openers`]; a look that finds nobody, and does not come to all pods, is none.
+    pub fn openers_of_all(
+        &self,
+        devices: &BTreeSet<DeviceNumber>,
+        rightful: &[PodRef],
+    ) -> Result<OpenDevices, String> {
+        let found = self.openers(devices, rightful)?;
+        match found.not_reached() {
+            Some(problem) if found.openers.is_empty() => Err(problem),
+            _ => Ok(found),
+        }
+    }
+
     /// The processes of all pods but ours and these, as a listing tells that has begun at `since` or later.
     fn strangers(&self, rightful: &[PodRef], since: Instant) -> Result<ByPod, String> {
         let listed = self.look(since).inspect_err(|_| self.files.count_unmade())?;
@@ -214,7 +227,7 @@ impl Holders {
             return still;
         }
         // By a new listing: processes may have come while the known ones were looked at, which lasts as long as these like.
-        match self.openers(devices, rightful) {
+        match self.openers_of_all(devices, rightful) {
             Ok(found) => Holding::by(holders_of(found.openers)),
             Err(problem) => {
                 let holders = had_open(known, rightful);
@@ -249,17 +262,21 @@ impl Holders {
             Ok(pods) => pods,
             Err(problem) => return KnownOpeners::untold(known, problem),
         };
-        // A process may have handed it to any other of its pod. One that hides its pod since may be the one that was seen.
+        // A process may have handed it to any other of its pod. One that hides its pod since, or no longer, may be the one
+        // that was seen.
         pods.retain(|pod, pids| {
             let hides = pod.as_str() == PodProcesses::UNTOLD;
             pids.retain(|pid| {
-                known.iter().any(|one| if hides { one.pids.contains(pid) } else { one.pod.uid == *pod })
+                known.iter().any(|one| match hides || one.hides() {
+                    true => one.pids.contains(pid),
+                    false => one.pod.uid == *pod,
+                })
             });
             !pids.is_empty()
         });
         match self.files.openers(pods.clone(), devices) {
             Err(problem) => KnownOpeners::untold(pods.into_iter().map(has_open).collect(), problem),
-            Ok(OpenDevices { openers: open, unfinished }) => {
+            Ok(OpenDevices { openers: open, unfinished, .. }) => {
                 pods.retain(|pod, _| unfinished.contains(pod));
                 let unseen = match pods.is_empty() {
                     true => KnownOpeners::default(),

@@ -19,6 +19,13 @@ pub struct Holder {
     pub hold: Hold,
 }
 
+impl Holder {
+    /// Whose its processes are cannot be read.
+    pub(super) fn hides(&self) -> bool {
+        self.pod.uid.as_str() == PodProcesses::UNTOLD
+    }
+}
+
 /// Why a pod's processes keep a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
@@ -70,7 +77,7 @@ impl KnownOpeners {
     /// This one of them has a device open still, or may have, also where it hides its pod by now.
     pub(super) fn may_concern(&self, known: &Holder) -> bool {
         let is_it = |one: &Holder| {
-            let hides = one.pod.uid.as_str() == PodProcesses::UNTOLD;
+            let hides = one.hides() || known.hides();
             one.pod.uid == known.pod.uid || (hides && one.pids.iter().any(|pid| known.pids.contains(pid)))
         };
         self.clone().into_holding().holders.iter().any(is_it)

@@ -335,7 +335,7 @@ impl Executor {
         let numbers = all.into_iter().flatten().flat_map(|one| one.numbers).collect();
         let boards: BTreeSet<DeviceUuid> = devices.values().map(|due| due.gpu.clone()).collect();
         let rightful = self.watchers(&boards.into_iter().collect::<Vec<_>>());
-        self.holders.openers(&numbers, &rightful).is_ok_and(|found| found.openers.is_empty())
+        self.holders.openers_of_all(&numbers, &rightful).is_ok_and(|found| found.openers.is_empty())
     }
 
     /// None of a device that is not there, or that nobody gets alone.

@@ -54,6 +54,11 @@ fn a_device_that_was_open_is_given_to_nobody_until_a_look_could_be_made() {
     let refused = words(holders.openers_of(&devices[..1], &[]));
     assert!(refused.contains("gpu-0") && refused.contains("started again"), "{refused}");
     hold_up_looks(&holders, false);
+    // Some processes hold the look up, before it comes to all pods.
+    processes.stalled.store(true, Ordering::SeqCst);
+    let refused = words(holders.openers_of(&devices[1..], &[]));
+    assert!(refused.contains("gpu-1") && refused.contains("were not looked at"), "{refused}");
+    processes.stalled.store(false, Ordering::SeqCst);
     assert_eq!(holders.openers_of(&devices, &[]), Ok(Openers::new()));
 }
 

@@ -32,6 +32,8 @@ pub(in crate::node) struct Fake {
     pub crowded: AtomicBool,
     /// Nobody's files can be looked through.
     pub unfinished: AtomicBool,
+    /// A look comes to nobody's files.
+    pub stalled: AtomicBool,
 }
 
 impl Fake {
@@ -74,9 +76,15 @@ impl Processes for Fake {
         if let Some(device) = self.open {
             look.opened_everywhere(device);
         }
-        if !self.unfinished.load(Ordering::SeqCst) {
-            look.each(|look, pod, _| look.looked_through(pod));
+        if self.stalled.load(Ordering::SeqCst) {
+            return;
         }
+        let is_whole = !self.unfinished.load(Ordering::SeqCst);
+        look.each(|look, pod, _| {
+            if is_whole {
+                look.looked_through(pod);
+            }
+        });
     }
     fn are_all_shown(&self) -> bool {
         self.shown
@@ -208,6 +216,9 @@ fn who_had_a_device_open_has_it_until_a_look_could_tell_and_nobody_else_is_suppo
         (vec![stranger(&[7])], true, false),
         "it may have handed it to another of its pod"
     );
+    // It hid its pod when it was seen.
+    let found = again(&[has_open((PodProcesses::UNTOLD.into(), vec![7, 8]))], false);
+    assert_eq!(words(&found), (vec![stranger(&[7])], true, false));
     assert_eq!(at(&BTreeSet::new(), &both, true), Holding::default());
     processes.unfinished.store(false, Ordering::SeqCst);
     processes.crowded.store(true, Ordering::SeqCst);
@@ -221,6 +232,14 @@ fn who_had_a_device_open_has_it_until_a_look_could_tell_and_nobody_else_is_suppo
     assert_eq!(words(&found), (vec![], true, true));
     assert!(found.to_string().contains("when this driver was started again"), "{found}");
     processes.crowded.store(false, Ordering::SeqCst);
+    // The look is held up before it comes to the pod to which it may have been handed.
+    processes.stalled.store(true, Ordering::SeqCst);
+    let gone = [has_open(("gone".into(), vec![10]))];
+    let found = again(&gone, false);
+    assert_eq!(words(&found), (gone.to_vec(), true, false));
+    assert!(found.to_string().contains("other pods held the look up"), "{found}");
+    assert_eq!(again(&[], false), Holding::default(), "nobody was seen to have it open");
+    processes.stalled.store(false, Ordering::SeqCst);
     assert_eq!(again(&both, true), Holding::default());
 }
 

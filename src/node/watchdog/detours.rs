@@ -19,8 +19,10 @@
 //! asked: a tenant can keep many daemons busy, for 40 s at a time. Who waits for that has its turn in order, and daemons that
 //! left their last question unanswered come after all others: 2 min are three rounds of daemons that are new to all this.
 //!
-//! The time of a claim without a server, and of a daemon that owes an answer, begins anew when the claim has had no process that
-//! NVML lists as no client for 2 min: a program that leaves the GPU for a look, or goes on in another process, gains no time.
+//! The time of a claim without a server, and of a daemon that owes an answer or was not asked, begins anew when the claim has
+//! had no process that NVML lists as no client for 2 min, and the first also when it has had a server for 30 s: a program that
+//! leaves the GPU for a look, or goes on in another process, gains no time. Without an answer about it nobody is ended who has
+//! been no client for less than 2 s.
 //!
 //! Who was a client is remembered for as long as the process lives. A look that does not show it proves nothing: NVML
 //! fails now and then.
@@ -43,6 +45,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const UNASKED: Duration = Duration::from_secs(120);
 /// A claim without processes that are no clients for so long is as one that never had any.
 const PAUSE: Duration = Duration::from_secs(120);
+/// A server that was there for so long without a break is given time again if it goes.
+const STEADY: Duration = Duration::from_secs(30);
+/// Before NVML's word alone ends a process, it has been no client for so long: its daemon may have been asked before that.
+const NOTICED: Duration = Duration::from_secs(2);
 /// At each look, of so many remembered processes beyond those that NVML lists it is asked whether they still live. So many
 /// at once, because a tenant can have thousands that were clients once.
 const CHECKS: usize = 64;
@@ -89,13 +95,15 @@ struct DaemonWord {
     bare_at: Option<Moment>,
     /// Since when the claim has had such a process, and no server.
     serverless_since: Option<Moment>,
+    /// Since when it has had a server at each look.
+    served_since: Option<Moment>,
 }
 
 impl DaemonWord {
     /// The claim has a process that is no client.
     fn note_bare(&mut self, now: Moment) {
         if self.had_a_pause(now) {
-            (self.owes_since, self.serverless_since) = (None, None);
+            (self.owes_since, self.waits_since, self.serverless_since) = (None, None, None);
         }
         self.bare_at = Some(now);
     }
@@ -106,9 +114,10 @@ impl DaemonWord {
 
     /// Who has been a process of the claim since then is judged without its answer.
     fn is_overdue(&self, since: Moment, now: Moment) -> bool {
-        let asked = self.question.asked(since).and(self.owes_since);
-        asked.is_some_and(|asked| now >= asked + PATIENCE)
-            || self.waits_since.is_some_and(|waits| now >= waits + UNASKED)
+        let owes = self.owes_since.filter(|_| self.question.was_asked(since));
+        let is_silent = owes.is_some_and(|owes| now >= owes + PATIENCE);
+        let is_unasked = self.waits_since.is_some_and(|waits| now >= waits + UNASKED);
+        (is_silent || is_unasked) && now >= since + NOTICED
     }
 }
 
@@ -219,8 +228,9 @@ impl Detours {
         for group in &own.groups {
             let word = self.daemons.entry((*group).clone()).or_default();
             if own.servers.is_empty() {
+                word.served_since = None;
                 awaits |= now < *word.serverless_since.get_or_insert(now) + PATIENCE;
-            } else if word.had_a_pause(now) {
+            } else if now >= *word.served_since.get_or_insert(now) + STEADY || word.had_a_pause(now) {
                 // Not before: a tenant can have a server come and go.
                 word.serverless_since = None;
             }

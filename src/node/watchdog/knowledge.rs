@@ -69,11 +69,9 @@ impl QuestionState {
         is_due
     }
 
-    /// Since when whoever wants to know of that time has been waiting for an answer; none: the question was not asked for
-    /// them yet.
-    pub fn asked(&self, since: Moment) -> Option<Moment> {
-        let last = self.last.filter(|last| self.under_way || *last >= since)?;
-        Some(last.max(since))
+    /// The question was asked since that time, or is being asked.
+    pub fn was_asked(&self, since: Moment) -> bool {
+        self.last.is_some_and(|last| self.under_way || last >= since)
     }
 
     pub fn answered(&mut self, as_of: Option<Moment>) {

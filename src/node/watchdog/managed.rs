@@ -29,6 +29,8 @@ pub(super) struct Managed<'a> {
     on: BTreeMap<&'a DeviceUuid, Bytes>,
     /// The boards that each process is on.
     boards: HashMap<u32, BTreeSet<DeviceUuid>>,
+    /// What NVML counts of each there, all boards together.
+    counted: BTreeMap<u32, Bytes>,
 }
 
 impl<'a> Managed<'a> {
@@ -42,17 +44,20 @@ impl<'a> Managed<'a> {
         let uncounted = shared.filter_map(|(uuid, _)| Some((uuid, measured.get(uuid)?.uncounted?)));
         let on: BTreeMap<_, _> = uncounted.filter(|(_, uncounted)| *uncounted > UNASKED).collect();
         let mut boards: HashMap<u32, BTreeSet<DeviceUuid>> = HashMap::new();
+        let mut counted: BTreeMap<u32, Bytes> = BTreeMap::new();
         for (gpu, list) in lists.iter().filter(|(gpu, _)| on.contains_key(gpu)) {
             for process in list {
                 boards.entry(process.pid).or_default().insert(gpu.clone());
+                let sum = counted.entry(process.pid).or_default();
+                *sum = Bytes(sum.0.saturating_add(process.used.unwrap_or_default().0));
             }
         }
-        Self { on, boards }
+        Self { on, boards, counted }
     }
 
-    /// Whose mappings are to be read.
-    pub fn suspects(&self) -> BTreeSet<u32> {
-        self.boards.keys().copied().collect()
+    /// Whose mappings are to be read, with what NVML counts of them now.
+    pub fn suspects(self) -> BTreeMap<u32, Bytes> {
+        self.counted
     }
 
     /// What a process may have on a board beside what NVML counts: never more than nobody accounts for there. Of several
@@ -99,30 +104,48 @@ struct KnownMappings {
 
 #[derive(Debug)]
 struct Mappings {
-    last: ManagedMemory,
+    last: Reading,
     began: Instant,
     /// A look has had it.
     is_used: bool,
     /// What the reading before it found.
-    before: Option<ManagedMemory>,
+    before: Option<Reading>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    found: ManagedMemory,
+    /// What NVML counted of the process at the look that asked for it.
+    counted: Bytes,
+}
+
+impl Reading {
+    /// What may be managed memory still, now that NVML counts so much: what it counts more may have been that.
+    fn beside(self, counted: Bytes) -> Option<ManagedMemory> {
+        let more = counted.0.saturating_sub(self.counted.0);
+        match self.found {
+            ManagedMemory::Mapped(all) => Some(ManagedMemory::Mapped(Bytes(all.0.saturating_sub(more)))),
+            ManagedMemory::Untold => (more == 0).then_some(ManagedMemory::Untold),
+        }
+    }
 }
 
 impl KnownMappings {
-    fn note(&mut self, process: ProcessKey, last: ManagedMemory, began: Instant) {
+    fn note(&mut self, process: ProcessKey, last: Reading, began: Instant) {
         let before = self.processes.remove(&process).map(|known| known.last);
         self.processes.insert(process, Mappings { last, began, is_used: false, before });
     }
 
     /// What a look may count. A state counts after two looks in a row, and these must have seen it twice: what a look has had
     /// counts for another one as far as the reading before it found the same.
-    fn take(&mut self, process: ProcessKey, now: Instant) -> Option<ManagedMemory> {
+    fn take(&mut self, process: ProcessKey, counted: Bytes, now: Instant) -> Option<ManagedMemory> {
         let known = self.processes.get_mut(&process)?;
         if now.saturating_duration_since(known.began) > self.good_for {
             return None;
         }
         match std::mem::replace(&mut known.is_used, true) {
-            false => Some(known.last),
-            true => Some(known.last.min(known.before?)),
+            false => known.last.beside(counted),
+            true => Some(known.last.beside(counted)?.min(known.before?.beside(counted)?)),
         }
     }
 }
@@ -146,21 +169,26 @@ impl MappingsReader {
         Self { threads, known: Arc::new(Mutex::new(known)) }
     }
 
-    /// What these processes have, as far as it can be read. Nothing begins while the last reading goes on.
-    pub async fn read(&self, processes: Arc<dyn Processes>, suspects: BTreeSet<ProcessKey>) -> FoundMappings {
-        locked(&self.known).processes.retain(|process, _| suspects.contains(process));
+    /// What these processes have beside what NVML counts of them now, as far as it can be read. Nothing begins while the last
+    /// reading goes on.
+    pub async fn read(
+        &self,
+        processes: Arc<dyn Processes>,
+        suspects: BTreeMap<ProcessKey, Bytes>,
+    ) -> FoundMappings {
+        locked(&self.known).processes.retain(|process, _| suspects.contains_key(process));
         if suspects.is_empty() {
             return FoundMappings::default();
         }
         let (known, asked) = (self.known.clone(), suspects.clone());
         let (done, has_ended) = oneshot::channel();
         let work = move || {
-            for process in asked {
+            for (process, counted) in asked {
                 let began = Instant::now();
                 let Ok(found) = processes.managed_memory(process.pid) else { continue };
                 // By now the PID may be another one's.
                 if processes.started(process.pid).is_ok_and(|started| started == Some(process.started)) {
-                    locked(&known).note(process, found, began);
+                    locked(&known).note(process, Reading { found, counted }, began);
                 }
             }
             // Of a reading that is late nobody waits for the end.
@@ -169,7 +197,9 @@ impl MappingsReader {
         let in_time = self.threads.start(work).is_ok()
             && timeout(READ_LIMIT, has_ended).await.is_ok_and(|ended| ended.is_ok());
         let (now, mut known) = (Instant::now(), locked(&self.known));
-        let found = suspects.iter().filter_map(|process| Some((process.pid, known.take(*process, now)?)));
+        let found = suspects
+            .iter()
+            .filter_map(|(process, counted)| Some((process.pid, known.take(*process, *counted, now)?)));
         FoundMappings { by_pid: found.collect(), is_late: !in_time }
     }
 }
@@ -216,7 +246,6 @@ mod tests {
         let figures =
             BTreeMap::from([uncounted("GPU-0", 65), uncounted("GPU-1", 64), uncounted("GPU-2", 1000)]);
         let managed = Managed::new(&devices, &figures, &lists);
-        assert_eq!(managed.suspects(), BTreeSet::from([1, 2]));
         let of = |gpu: &str, pid, found| managed.of(&gpu.into(), pid, found);
         let mapped = |mib| Some(ManagedMemory::Mapped(MIB(mib)));
         assert_eq!(of("GPU-0", 2, mapped(40)), MIB(40));
@@ -224,6 +253,7 @@ mod tests {
         assert_eq!(of("GPU-0", 2, Some(ManagedMemory::Untold)), MIB(65));
         assert_eq!(of("GPU-0", 2, None), Bytes(0), "it could not be read");
         assert_eq!(of("GPU-1", 3, mapped(40)), Bytes(0));
+        assert_eq!(managed.suspects().into_keys().collect::<Vec<_>>(), [1, 2]);
         assert!(Managed::new(&devices, &BTreeMap::new(), &lists).suspects().is_empty());
     }
 
@@ -280,7 +310,8 @@ mod tests {
 
         /// What is found of these processes, and whether that was late.
         async fn read(&self, pids: &[u32]) -> (Vec<u32>, bool) {
-            let found = self.reader.read(self.fake.clone(), pids.iter().copied().map(key).collect()).await;
+            let suspects = pids.iter().map(|pid| (key(*pid), MIB(1))).collect();
+            let found = self.reader.read(self.fake.clone(), suspects).await;
             assert!(found.by_pid.values().all(|found| *found == ManagedMemory::Mapped(MIB(7))), "{found:?}");
             let mut pids: Vec<u32> = found.by_pid.into_keys().collect();
             pids.sort_unstable();
@@ -327,7 +358,7 @@ mod tests {
         assert_eq!(found, (vec![1, 2], true), "of the second reading");
         assert_eq!(slow.read(&[1, 2]).await, (vec![1, 2], true), "both have seen it");
         // Another process with the PID.
-        let reborn = BTreeSet::from([ProcessKey { pid: 1, started: 77 }]);
+        let reborn = BTreeMap::from([(ProcessKey { pid: 1, started: 77 }, MIB(1))]);
         let found = slow.reader.read(slow.fake.clone(), reborn).await;
         assert_eq!(found, FoundMappings { is_late: true, ..FoundMappings::default() });
         drop(third);
@@ -349,7 +380,7 @@ mod tests {
         use ManagedMemory::{Mapped, Untold};
         let mut known = KnownMappings { good_for: PATIENCE, processes: HashMap::new() };
         let now = Instant::now();
-        assert_eq!(known.take(key(1), now), None);
+        assert_eq!(known.take(key(1), MIB(1), now), None);
         for (read, new, again) in [
             (Mapped(MIB(9)), Mapped(MIB(9)), None),
             (Mapped(MIB(5)), Mapped(MIB(5)), Some(Mapped(MIB(5)))),
@@ -357,9 +388,31 @@ mod tests {
             (Untold, Untold, Some(Untold)),
             (Mapped(MIB(7)), Mapped(MIB(7)), Some(Mapped(MIB(7)))),
         ] {
-            known.note(key(1), read, now);
-            assert_eq!([(); 3].map(|()| known.take(key(1), now)), [Some(new), again, again]);
+            known.note(key(1), Reading { found: read, counted: MIB(1) }, now);
+            assert_eq!([(); 3].map(|()| known.take(key(1), MIB(1), now)), [Some(new), again, again]);
         }
-        assert_eq!(known.take(key(1), now + 2 * PATIENCE), None);
+        assert_eq!(known.take(key(1), MIB(1), now + 2 * PATIENCE), None);
+    }
+
+    /// Who gives managed memory back and takes as much of the other kind has it once.
+    #[test]
+    fn what_nvml_counts_more_than_when_it_was_read_may_have_been_managed_memory() {
+        use ManagedMemory::{Mapped, Untold};
+        let now = Instant::now();
+        let taken = |found, counted| {
+            let mut known = KnownMappings { good_for: PATIENCE, processes: HashMap::new() };
+            known.note(key(1), Reading { found, counted: MIB(2) }, now);
+            known.note(key(1), Reading { found, counted: MIB(2) }, now);
+            let mut take = || known.take(key(1), counted, now);
+            let first = take();
+            assert_eq!(take(), first, "both readings have seen it");
+            first
+        };
+        assert_eq!(taken(Mapped(MIB(8)), MIB(2)), Some(Mapped(MIB(8))));
+        assert_eq!(taken(Mapped(MIB(8)), MIB(1)), Some(Mapped(MIB(8))));
+        assert_eq!(taken(Mapped(MIB(8)), MIB(5)), Some(Mapped(MIB(5))));
+        assert_eq!(taken(Mapped(MIB(8)), MIB(10)), Some(Mapped(Bytes(0))));
+        assert_eq!(taken(Untold, MIB(2)), Some(Untold));
+        assert_eq!(taken(Untold, MIB(3)), None);
     }
 }

@@ -76,7 +76,8 @@ impl Watchdog {
         table: &Table,
     ) -> HashMap<u32, ManagedMemory> {
         let suspects = Managed::new(&self.devices, &self.measured, listed).suspects();
-        let suspects = suspects.into_iter().filter_map(|pid| Some(table.get(pid)?.process)).collect();
+        let suspects = suspects.into_iter();
+        let suspects = suspects.filter_map(|(pid, used)| Some((table.get(pid)?.process, used))).collect();
         let found = self.threads.mappings.read(self.parts.processes.clone(), suspects).await;
         if found.is_late {
             self.parts.metrics.failed_readings.inc();

@@ -202,13 +202,14 @@ fn another_process_and_a_look_without_any_gain_no_time() {
     assert_eq!(case.look(10_000, 6, ContextKind::Compute), Access::Other, "it was not asked of this one");
     case.ask(10_000, None);
     case.ask(10_750, None);
-    assert_eq!(case.look(11_000, 6, ContextKind::Compute), Access::AroundMps);
+    assert_eq!(case.look(11_750, 6, ContextKind::Compute), Access::Other, "it was seen for a moment");
+    assert_eq!(case.look(12_000, 6, ContextKind::Compute), Access::AroundMps);
     keep(&mut case);
     // After a while in which there was none it begins anew.
-    case.look(131_000, 7, ContextKind::Compute);
-    case.ask(131_000, None);
-    assert_eq!(case.look(140_750, 7, ContextKind::Compute), Access::Other);
-    assert_eq!(case.look(141_000, 7, ContextKind::Compute), Access::AroundMps);
+    case.look(132_000, 7, ContextKind::Compute);
+    case.ask(132_000, None);
+    assert_eq!(case.look(141_750, 7, ContextKind::Compute), Access::Other);
+    assert_eq!(case.look(142_000, 7, ContextKind::Compute), Access::AroundMps);
 }
 
 #[test]
@@ -225,6 +226,16 @@ fn a_server_that_comes_and_goes_gains_no_time() {
     }
     case.servers.clear();
     assert_eq!(case.bare(10_000), Access::AroundMps);
+    // One that was there for a while is given time.
+    case.servers = server;
+    for ms in [11_000, 41_000] {
+        case.look(ms, 2, ContextKind::MpsClient);
+    }
+    case.servers.clear();
+    case.look(42_000, 9, ContextKind::Compute);
+    case.ask(42_000, Some(&[]));
+    assert_eq!(case.look(51_750, 9, ContextKind::Compute), Access::Other);
+    assert_eq!(case.look(52_000, 9, ContextKind::Compute), Access::AroundMps);
 }
 
 /// The daemon's question waits, because all threads are at daemons of others.
