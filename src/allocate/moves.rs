@@ -126,7 +126,8 @@ fn look(ground: &mut impl Ground, waiting: &Waiting, movers: &[Mover], meter: &m
     for size in 1..=MOVES_MAX {
         let mut sets = Sets::default();
         for (at, site) in sites.iter().enumerate().filter(|(_, site)| site.least <= size) {
-            site.each_set(movers, size, worth, meter, &mut |mib, set| sets.add(mib, at, set));
+            let of = (size, waiting.asks.len() == 1);
+            site.each_set(movers, of, worth, meter, &mut |mib, set| sets.add(mib, at, set));
             if meter.is_spent() {
                 return Found::Spent;
             }

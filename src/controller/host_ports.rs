@@ -9,11 +9,15 @@ use crate::model::names::{NodeName, PodUid};
 /// Those of a pod.
 pub type Ports = Arc<[HostPort]>;
 
+/// Who has a port of a node, by its address; none: all addresses.
+type Takers = BTreeMap<Option<Box<str>>, BTreeSet<PodUid>>;
+
 #[derive(Debug, Default)]
 pub struct HostPorts {
     of_pods: BTreeMap<PodUid, (NodeName, Ports)>,
-    /// Who has a port, whatever the address.
-    takers: BTreeMap<(Protocol, u16), BTreeMap<NodeName, BTreeSet<PodUid>>>,
+    takers: BTreeMap<(Protocol, u16), BTreeMap<NodeName, Takers>>,
+    /// What was found last of pods that have no ports yet: those of one template take the same.
+    last: Option<(Ports, Arc<BTreeSet<NodeName>>)>,
 }
 
 impl HostPorts {
@@ -24,13 +28,15 @@ impl HostPorts {
         if known == place {
             return;
         }
+        self.last = None;
         if let Some((node, ports)) = self.of_pods.remove(pod) {
             ports.iter().for_each(|port| self.give(&node, port, pod));
         }
         if let Some((node, ports)) = place {
             for port in ports.iter() {
                 let on_nodes = self.takers.entry((port.protocol, port.port)).or_default();
-                on_nodes.entry(node.clone()).or_default().insert(pod.clone());
+                let takers = on_nodes.entry(node.clone()).or_default();
+                takers.entry(port.address.clone()).or_default().insert(pod.clone());
             }
             self.of_pods.insert(pod.clone(), (node.clone(), ports.clone()));
         }
@@ -39,11 +45,15 @@ impl HostPorts {
     fn give(&mut self, node: &NodeName, port: &HostPort, pod: &PodUid) {
         let at = (port.protocol, port.port);
         let Some(on_nodes) = self.takers.get_mut(&at) else { return };
-        if let Some(pods) = on_nodes.get_mut(node) {
+        let Some(takers) = on_nodes.get_mut(node) else { return };
+        if let Some(pods) = takers.get_mut(&port.address) {
             pods.remove(pod);
             if pods.is_empty() {
-                on_nodes.remove(node);
+                takers.remove(&port.address);
             }
+        }
+        if takers.is_empty() {
+            on_nodes.remove(node);
         }
         if on_nodes.is_empty() {
             self.takers.remove(&at);
@@ -51,15 +61,23 @@ impl HostPorts {
     }
 
     /// The nodes on which others than the pod have one of these ports, and how many were looked at.
-    pub fn nodes_without(&self, ports: &[HostPort], pod: &PodUid) -> (BTreeSet<NodeName>, u64) {
+    pub fn nodes_without(&mut self, ports: &Ports, pod: &PodUid) -> (Arc<BTreeSet<NodeName>>, u64) {
+        let has_none = !self.of_pods.contains_key(pod);
+        if let Some((_, nodes)) = self.last.as_ref().filter(|(of, _)| has_none && of == ports) {
+            return (Arc::clone(nodes), 1);
+        }
         let (mut nodes, mut looked) = (BTreeSet::new(), 0);
-        for port in ports {
-            for (node, pods) in self.takers.get(&(port.protocol, port.port)).into_iter().flatten() {
+        for port in ports.iter() {
+            for (node, takers) in self.takers.get(&(port.protocol, port.port)).into_iter().flatten() {
                 looked += 1;
-                if !nodes.contains(node) && self.is_taken(port, pods, pod) {
+                if !nodes.contains(node) && is_taken(port, takers, pod) {
                     nodes.insert(node.clone());
                 }
             }
+        }
+        let nodes = Arc::new(nodes);
+        if has_none {
+            self.last = Some((ports.clone(), Arc::clone(&nodes)));
         }
         (nodes, looked)
     }
@@ -68,14 +86,15 @@ impl HostPorts {
     pub fn taken<'a>(&self, node: &NodeName, ports: &'a [HostPort], pod: &PodUid) -> Option<&'a HostPort> {
         ports.iter().find(|port| {
             let on_nodes = self.takers.get(&(port.protocol, port.port));
-            on_nodes.and_then(|nodes| nodes.get(node)).is_some_and(|pods| self.is_taken(port, pods, pod))
+            on_nodes.and_then(|nodes| nodes.get(node)).is_some_and(|takers| is_taken(port, takers, pod))
         })
     }
+}
 
-    fn is_taken(&self, port: &HostPort, by: &BTreeSet<PodUid>, but: &PodUid) -> bool {
-        by.iter().filter(|pod| *pod != but).any(|pod| {
-            let theirs = self.of_pods.get(pod);
-            theirs.is_some_and(|(_, ports)| ports.iter().any(|one| one.conflicts(port)))
-        })
+fn is_taken(port: &HostPort, takers: &Takers, but: &PodUid) -> bool {
+    let others = |pods: &BTreeSet<PodUid>| pods.len() > usize::from(pods.contains(but));
+    match &port.address {
+        None => takers.values().any(others),
+        Some(_) => [&None, &port.address].into_iter().filter_map(|address| takers.get(address)).any(others),
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-/// Host ports of a pod that are looked at.
-const PORTS_MAX: usize = 256;
+/// Host ports of a pod that are looked at. Pods have a few.
+const PORTS_MAX: usize = 32;
 /// Bytes of an address: the longest of IPv6 has 45.
 const ADDRESS_BYTES_MAX: usize = 45;
 
@@ -60,15 +60,5 @@ impl HostPort {
         });
         let once: BTreeSet<Self> = ports.take(PORTS_MAX).collect();
         once.into_iter().collect()
-    }
-
-    /// Two pods with them cannot be on one node.
-    pub fn conflicts(&self, other: &Self) -> bool {
-        let same_port = (self.protocol, self.port) == (other.protocol, other.port);
-        let meet = match (&self.address, &other.address) {
-            (Some(one), Some(other)) => one == other,
-            (None, _) | (_, None) => true,
-        };
-        same_port && meet
     }
 }

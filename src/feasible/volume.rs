@@ -10,6 +10,8 @@ use super::demands::{bytes_of, required, terms_of};
 /// Bytes of a volume's node affinity, counted as a pod's demands are. A volume of one zone, or of one node, has some
 /// hundred.
 const BYTES_MAX: usize = 16 << 10;
+/// Labels of nodes that are no longer in use.
+const REPLACED: &str = "failure-domain.beta.kubernetes.io/";
 
 /// From which nodes a volume can be reached. Volumes of one zone have the same.
 #[derive(Debug, Clone)]
@@ -37,7 +39,9 @@ pub struct Volume {
 impl Reach {
     /// None: from all.
     ///
-    /// kube-scheduler holds labels against a volume's node affinity, and passes over its requirements of fields.
+    /// kube-scheduler holds labels against a volume's node affinity, and passes over its requirements of fields. Of volumes of
+    /// old kinds it puts other labels in place of those that begin with `failure-domain.beta.kubernetes.io/`: what these
+    /// demand is not known here.
     ///
     /// # Errors
     /// It is longer than what is kept.
@@ -45,6 +49,11 @@ impl Reach {
         let bytes = bytes_of(&required);
         if bytes > BYTES_MAX {
             return Err(TooLong(bytes));
+        }
+        let expressions =
+            required.node_selector_terms.iter().flat_map(|term| term.match_expressions.iter().flatten());
+        if expressions.into_iter().any(|one| one.key.starts_with(REPLACED)) {
+            return Ok(None);
         }
         for term in &mut required.node_selector_terms {
             let of_fields = term.match_fields.take().is_some_and(|all| !all.is_empty());

@@ -293,11 +293,12 @@ impl Site {
         parts.fold(Amount::default(), |sum, (_, part)| sum.plus(*part))
     }
 
-    /// Tells each set of so many pods that could make room, with its MiB: `worth` at most.
+    /// Tells each set of so many pods that could make room, with its MiB: `worth` at most. `alone`: for nobody else at the
+    /// same time, who may need room on more GPUs.
     pub fn each_set(
         &self,
         movers: &[Mover],
-        size: usize,
+        (size, alone): (usize, bool),
         worth: u64,
         meter: &mut Meter,
         tell: &mut dyn FnMut(u64, &[usize]),
@@ -307,7 +308,8 @@ impl Site {
             self.wants().filter_map(|want| Some((want, self.emptying(want)?))).collect();
         let useful = |board: &&Board| {
             wants.iter().any(|(want, emptying)| {
-                self.least_on(board, *want).is_some_and(|least| emptying.with(least) <= size)
+                let needs = |least| if alone { emptying.with(least) } else { least };
+                self.least_on(board, *want).is_some_and(|least| needs(least) <= size)
             })
         };
         let useful = self.boards.iter().filter(useful);

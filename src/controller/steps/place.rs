@@ -31,6 +31,8 @@ const TOO_MANY_DEMANDS: &str = "the pods of its gang have too many different nod
 
 /// Of asking a node whether it meets one of a pod's demands, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const TERM_TICKS: u64 = 10;
+/// Of keeping the name of a node that a single pod may not go to, in the same.
+const KEPT_TICKS: u64 = 100;
 
 /// Of looking up a claim that a pod names, in the same.
 const LOOK_UP_TICKS: u64 = 5;
@@ -321,7 +323,7 @@ impl Core {
             .demands
             .as_ref()
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
-        let without = ports_taken(uid, &self.view, &self.pods, &mut self.capacity.index);
+        let without = ports_taken(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let zones = shunned(uid, &self.view, &self.queue, &mut self.capacity.index);
         let shut = [barred.unwrap_or_default(), without, zones];
         let nodes = self.nodes(pod, &claims, shut, now);
@@ -382,7 +384,7 @@ impl Core {
 
     /// Where others have a port that the pod takes of its node.
     pub(super) fn ports_taken(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
-        ports_taken(pod, &self.view, &self.pods, &mut self.capacity.index)
+        ports_taken(pod, &self.view, &mut self.pods, &mut self.capacity.index)
     }
 
     /// Where the pod cannot run, however empty it is.
@@ -391,8 +393,12 @@ impl Core {
         demands.map(|demands| self.barred_for(&demands)).unwrap_or_default()
     }
 
-    /// Which nodes the pod is kept off is known.
+    /// Which nodes the pod is kept off is known: it takes no ports, and no zones are left for last, which is looked up for
+    /// each pod.
     pub(super) fn is_judged(&self, pod: &PodUid) -> bool {
+        if self.view.ports_of(pod).is_some() || !self.queue.excluded_zones(pod).is_empty() {
+            return false;
+        }
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
         demands.is_none_or(|demands| self.node_filter.knows(demands))
     }
@@ -506,11 +512,20 @@ fn barred_for(
 }
 
 /// Where others than the pod have a port that it takes of its node.
-fn ports_taken(pod: &PodUid, view: &ClusterView, pods: &Pods, index: &mut Index) -> Arc<BTreeSet<NodeName>> {
+fn ports_taken(
+    pod: &PodUid,
+    view: &ClusterView,
+    pods: &mut Pods,
+    index: &mut Index,
+) -> Arc<BTreeSet<NodeName>> {
     let Some(ports) = view.ports_of(pod) else { return Arc::default() };
     let (nodes, looked) = pods.ports.nodes_without(ports, pod);
     index.pay(TERM_TICKS.saturating_mul(looked));
-    Arc::new(nodes)
+    // Found for it alone.
+    if looked > 1 {
+        index.pay(KEPT_TICKS.saturating_mul(nodes.len() as u64));
+    }
+    nodes
 }
 
 /// Nodes of zones with a node that has refused the pod, as long as there may be a place in others.
@@ -522,7 +537,8 @@ fn shunned(pod: &PodUid, view: &ClusterView, queue: &Queue, index: &mut Index) -
     let mut nodes = 0;
     let all = view.nodes().map(|(name, _)| name).inspect(|_| nodes += 1);
     let shunned = all.filter(|name| view.zone_of(name).is_some_and(|zone| zones.contains(zone)));
-    let shunned = shunned.cloned().collect();
+    let shunned: BTreeSet<NodeName> = shunned.cloned().collect();
     index.pay(TERM_TICKS.saturating_mul(nodes));
+    index.pay(KEPT_TICKS.saturating_mul(shunned.len() as u64));
     Arc::new(shunned)
 }

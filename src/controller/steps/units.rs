@@ -51,7 +51,9 @@ impl Core {
         if let Some(node) = self.tracker.node_of(&self.pods.unit_of(&pod.at.uid), &pod.at.uid) {
             return Some(node.clone());
         }
-        let claims = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
+        // One that is gated goes nowhere yet, whoever else has its claims.
+        let names = pod.claims.iter().filter(|_| !pod.gated);
+        let claims = names.filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
         let placed = claims.filter(|claim| claim.is_placed());
         placed.filter_map(|claim| claim.allocation.as_ref()?.node.clone()).next()
     }

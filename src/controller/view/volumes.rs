@@ -11,8 +11,8 @@ use crate::controller::view::{ClusterView, News, Pod};
 use crate::feasible::{Demands, Reach, TooLong, Volume};
 use crate::model::names::PodUid;
 
-/// PersistentVolumeClaims of a pod that are looked at.
-const CLAIMS_MAX: usize = 256;
+/// PersistentVolumeClaims of a pod that are looked at, again whenever a volume of theirs changes. Pods have a few.
+const CLAIMS_MAX: usize = 32;
 /// Bytes of what volumes demand, equal demands counted once: hundreds of thousands of volumes with a node each.
 const BYTES_MAX: usize = 64 << 20;
 
