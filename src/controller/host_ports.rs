@@ -98,3 +98,39 @@ fn is_taken(port: &HostPort, takers: &Takers, but: &PodUid) -> bool {
         Some(_) => [&None, &port.address].into_iter().filter_map(|address| takers.get(address)).any(others),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ports(addresses: &[&str]) -> Ports {
+        let of = |address: &&str| HostPort {
+            protocol: Protocol::Tcp,
+            port: 80,
+            address: (!address.is_empty()).then(|| (*address).into()),
+        };
+        addresses.iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_port_is_taken_at_its_address_and_at_all_and_by_others_alone() {
+        let (node, mut all) = (NodeName::new("n"), HostPorts::default());
+        all.set(&"a".into(), Some((&node, &ports(&["10.0.0.1", "10.0.0.2"]))));
+        let taken = |all: &HostPorts, address: &str, pod: &str| {
+            all.taken(&node, &ports(&[address]), &pod.into()).is_some()
+        };
+        for (address, by_b, by_a) in
+            [("10.0.0.1", true, false), ("10.0.0.3", false, false), ("", true, false)]
+        {
+            assert_eq!((taken(&all, address, "b"), taken(&all, address, "a")), (by_b, by_a), "{address:?}");
+        }
+        all.set(&"b".into(), Some((&node, &ports(&[""]))));
+        assert!(taken(&all, "10.0.0.3", "c") && taken(&all, "10.0.0.1", "a") && taken(&all, "10.0.0.1", "b"));
+        let wanted = ports(&["10.0.0.9"]);
+        assert_eq!(*all.nodes_without(&wanted, &"c".into()).0, BTreeSet::from([node.clone()]));
+        all.set(&"b".into(), None);
+        assert!(all.nodes_without(&wanted, &"c".into()).0.is_empty(), "what was found before is forgotten");
+        all.set(&"a".into(), None);
+        assert!(all.takers.is_empty() && all.of_pods.is_empty());
+    }
+}

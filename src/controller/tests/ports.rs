@@ -129,3 +129,18 @@ fn who_asks_is_told_of_the_port() {
     assert_eq!(words, ["node-0 has host port 7777/TCP in use by another pod"]);
     assert_eq!(nodes[0].1.kind().as_str(), "host-port");
 }
+
+/// A tenant could take all ports of a node from everybody, with pods that never run.
+#[test]
+fn pods_that_are_gated_take_no_ports_by_a_claim_of_another() {
+    let mut cluster = cluster(1, 1);
+    share(&mut cluster, "placed", json!({}));
+    cluster.settle(LONG);
+    let mut gated = tcp(8080);
+    gated["spec"]["schedulingGates"] = json!([{"name": "example.com/budget"}]);
+    cluster.put_pod("gated", &["placed"], gated);
+    share(&mut cluster, "web", tcp(8080));
+    cluster.settle(LONG);
+    assert_eq!(node_of(&cluster, "web").as_deref(), Some("node-0"));
+    cluster.check();
+}
