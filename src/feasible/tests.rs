@@ -334,6 +334,14 @@ fn with_volumes(pod: Demands, volumes: &[(&str, Value)]) -> Demands {
     pod.with_volumes(volumes.iter().filter_map(volume))
 }
 
+/// kube-scheduler puts the label of today in its place, which the node has.
+#[test]
+fn what_a_volume_demands_by_an_old_label_is_left_to_the_scheduler() {
+    let zone = |key: &str| json!([{"matchExpressions": [{"key": key, "operator": "In", "values": ["a"]}]}]);
+    assert!(reach(zone("failure-domain.beta.kubernetes.io/zone")).is_none());
+    assert!(reach(zone("topology.kubernetes.io/zone")).is_some());
+}
+
 #[test]
 fn all_volumes_must_be_reached_and_the_pods_own_affinity_met() {
     let node = labelled(json!({"zone": "a", "disk": "ssd"}));

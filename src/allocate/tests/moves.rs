@@ -171,6 +171,18 @@ fn a_gang_goes_where_moves_make_room_for_the_pod_that_lacks_it() {
     assert_eq!(gang.search(&waiting), Found::Nothing);
 }
 
+/// The pod of two GPUs gets `gpu-0` and `gpu-1`. The other gets some of `gpu-2`, once one of its three pods has left.
+#[test]
+fn of_a_gang_pods_leave_gpus_that_only_another_of_its_pods_needs() {
+    let mut gang = Placed::on(&[node("a", 3, 10_000), node("b", 3, 10_000)]);
+    gang.add(mib(7_000), "a", &[0]).add(mib(7_000), "a", &[1]);
+    (0..3).for_each(|_| drop(gang.add(mib(3_000), "a", &[2])));
+    let here = |shape: Shape| PodAsk { shape, nodes: Nodes::Only(["a".into()].into()) };
+    let waiting = Waiting { asks: vec![here(whole(2)), here(mib(3_000))], alone: false };
+    let Found::Moves(found) = gang.search(&waiting) else { panic!("no moves") };
+    assert_eq!(moves_of(&found, &gang), (3, 17_000));
+}
+
 /// The least set of all, each tried as the search tries it: how many pods, and their MiB. `chains`: pods count as well that
 /// leave no GPU which what waits gets, but make room for others that do.
 fn brute(placed: &mut Placed, waiting: &PodAsk, chains: bool) -> Option<(usize, u64)> {
