@@ -176,7 +176,7 @@ fn a_gang_goes_where_moves_make_room_for_the_pod_that_lacks_it() {
 fn of_a_gang_pods_leave_gpus_that_only_another_of_its_pods_needs() {
     let mut gang = Placed::on(&[node("a", 3, 10_000), node("b", 3, 10_000)]);
     gang.add(mib(7_000), "a", &[0]).add(mib(7_000), "a", &[1]);
-    (0..3).for_each(|_| drop(gang.add(mib(3_000), "a", &[2])));
+    gang.add(mib(3_000), "a", &[2]).add(mib(3_000), "a", &[2]).add(mib(3_000), "a", &[2]);
     let here = |shape: Shape| PodAsk { shape, nodes: Nodes::Only(["a".into()].into()) };
     let waiting = Waiting { asks: vec![here(whole(2)), here(mib(3_000))], alone: false };
     let Found::Moves(found) = gang.search(&waiting) else { panic!("no moves") };
