@@ -1,4 +1,4 @@
-//! Boards that come back as others: one was replaced, or the node's machine moved.
+//! Boards that come back as others: one was replaced, the node's machine moved, or somebody cut one into MIG devices.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use super::{NODE, create, wait_placed};
+use crate::discovery::AtEnd;
 use crate::manifests::{as_nobody, claim, gpu, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, TestCluster, minor_of};
@@ -109,5 +110,35 @@ async fn a_share_and_a_whole_gpu_whose_boards_were_replaced_are_told_so_and_the_
         let back = || async { (cluster.attribute(NODE, device, "uuid").await == *uuid).then_some(()) };
         wait_until(&format!("{device} to be as it was"), PATIENCE, back).await;
     }
+    cluster.end().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_share_whose_gpu_was_cut_into_mig_devices_is_told_so_and_the_next_pod_runs_on_another() {
+    let test = "a_share_whose_gpu_was_cut_into_mig_devices_is_told_so_and_the_next_pod_runs_on_another";
+    let cluster = super::cluster(test).await;
+    create(&cluster, "share", json!({"memory": "2000Mi"})).await;
+    cluster.wait_ready("share").await;
+    let device = wait_placed(&cluster, "share").await;
+    let uuid = cluster.attribute(NODE, &device, "uuid").await;
+    let board = minor_of(&device).to_string();
+    let off = ["set-mig", &board, "off"];
+    let undo = AtEnd(&cluster, &off);
+    cluster.fake(NODE, &["set-mig", &board, "1g.10gb,2g.20gb"]);
+    let words = wait_gone(&cluster, "share").await;
+    let gone = format!("{uuid} is not on the node any more: its GPU is divided otherwise now (MIG)");
+    assert!(words.contains(&gone) && words.contains("Delete the pods that use the claim"), "{words}");
+    // As the words advise.
+    cluster.delete("share").await;
+    cluster.create(as_nobody(user_of("share", "share"))).await;
+    cluster.wait_ready("share").await;
+    let other = wait_placed(&cluster, "share").await;
+    assert_ne!(other, device);
+    assert_eq!(cluster.inside("share", "main").gpus, [minor_of(&other)]);
+    cluster.delete("share").await;
+    drop(undo);
+    let back = || async { cluster.published_names(NODE).await.contains(&device).then_some(()) };
+    wait_until(&format!("{device} to be as it was"), PATIENCE, back).await;
     cluster.end().await;
 }
