@@ -7,17 +7,21 @@
 //! * [`Node`]: what is looked at of a node
 //! * [`requests`], [`taken`], [`left`], [`short_of`]: CPU, memory and number of pods
 //! * [`HostPort`]: ports of its node that a pod takes
+//! * [`Terms`], [`Judged`]: what a pod requires of other pods, and which nodes these keep it off
 //! * [`other_requests`], [`Node::allocatable_of`]: the other resources, in all; [`all_requests`]: what a quota counts
 //!
 //! The order is that of kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration (a node that is not Ready has
 //! a taint), NodeAffinity, VolumeBinding, NodePorts, NodeResourcesFit; the first reason is told. Not looked at: how much of the other
-//! resources is left beside other pods, volumes that are not bound yet and how many a node may have, topology spread,
-//! affinity between pods. The scheduler looks at these, and clears the allocation if one of them fails.
+//! resources is left beside other pods, volumes that are not bound yet and how many a node may have, what is only preferred.
+//! The scheduler looks at these, and clears the allocation if one of them fails.
 //!
 //! May import: model. May name: k8s-openapi (as data only), thiserror.
 
 mod affinity;
 mod demands;
+mod neighbours;
+#[cfg(test)]
+mod neighbours_tests;
 mod node;
 mod ports;
 mod room;
@@ -29,6 +33,7 @@ mod volume;
 use thiserror::Error;
 
 pub use demands::Demands;
+pub use neighbours::{Count, Judged, Labels, Namespaces, Spread, Term, Terms, TooLarge, Whom};
 pub use node::Node;
 pub use ports::{HostPort, Protocol};
 pub use room::{Resources, all_requests, left, other_requests, requests, short_of, taken};
@@ -62,6 +67,22 @@ pub enum Unfit {
     Volume { claim: String, failed: String },
     #[error("has host port {port}/{protocol} in use by another pod")]
     Port { port: u16, protocol: &'static str },
+    /// By the pod's required anti-affinity to other pods.
+    #[error("is in {key}={value}, where {} the pod's required anti-affinity", match_it(*.pods))]
+    Avoids { key: String, value: String, pods: u32 },
+    /// By that of other pods.
+    #[error("is in {key}={value}, where {} required anti-affinity to the pod", have(*.pods))]
+    AvoidedBy { key: String, value: String, pods: u32 },
+    #[error("lacks the label {0} of the pod's required affinity to other pods")]
+    NearLabel(String),
+    #[error("is in {key}={value}, where no pod runs that matches the pod's required affinity")]
+    Near { key: String, value: String },
+    #[error("lacks the label {0} of the pod's topologySpreadConstraints")]
+    SpreadLabel(String),
+    #[error(
+        "is in {key}={value}, which has {pods} of the pods that topologySpreadConstraints count; where fewest are bound are {least}, and maxSkew is {max_skew}"
+    )]
+    Spread { key: String, value: String, pods: u32, least: u32, max_skew: i64 },
     #[error("has {left}m of CPU left, {needed}m are needed")]
     Cpu { needed: u64, left: u64 },
     #[error("has {} of memory left, {} are needed", mib(*.left), mib(*.needed))]
@@ -80,6 +101,14 @@ fn mib(bytes: Bytes) -> String {
     } else {
         format!("{} MiB", bytes.mib_floor())
     }
+}
+
+fn match_it(pods: u32) -> String {
+    if pods == 1 { "1 pod matches".to_owned() } else { format!("{pods} pods match") }
+}
+
+fn have(pods: u32) -> String {
+    if pods == 1 { "1 pod has".to_owned() } else { format!("{pods} pods have") }
 }
 
 fn equals(value: &str) -> String {

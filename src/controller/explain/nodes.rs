@@ -127,6 +127,9 @@ pub enum Kind {
     Affinity,
     Volume,
     Port,
+    Spread,
+    PodAffinity,
+    PodAntiAffinity,
     Taint,
     Cordoned,
     NotReady,
@@ -157,6 +160,9 @@ impl Kind {
             Self::Affinity => "affinity",
             Self::Volume => "volume",
             Self::Port => "host-port",
+            Self::Spread => "topology-spread",
+            Self::PodAffinity => "pod-affinity",
+            Self::PodAntiAffinity => "pod-anti-affinity",
             Self::Taint => "taint",
             Self::Cordoned => "cordoned",
             Self::NotReady => "not-ready",
@@ -187,6 +193,9 @@ impl Verdict {
             Self::Barred(Unfit::Affinity { .. } | Unfit::TooLarge(_)) => Kind::Affinity,
             Self::Barred(Unfit::Volume { .. }) => Kind::Volume,
             Self::Barred(Unfit::Port { .. }) => Kind::Port,
+            Self::Barred(Unfit::Spread { .. } | Unfit::SpreadLabel(_)) => Kind::Spread,
+            Self::Barred(Unfit::Near { .. } | Unfit::NearLabel(_)) => Kind::PodAffinity,
+            Self::Barred(Unfit::Avoids { .. } | Unfit::AvoidedBy { .. }) => Kind::PodAntiAffinity,
         }
     }
 
