@@ -62,11 +62,7 @@ fn all<E>(
         let found = place(index, pod, policy).map(|(_, placement)| placement);
         return Ok(vec![found.map_err(|end| why(index, pod, (0, 1), end))?]);
     }
-    let mut order: Vec<usize> = (0..pods.len()).collect();
-    let largest = index.nodes.classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
-    let part = |shape: &Shape| shape.wants.iter().map(|want| want.part.mib(largest)).max();
-    let size = |pod: &PodAsk| (pod.shape.gpus(), part(&pod.shape), pod.shape.cpu_milli);
-    order.sort_by_key(|at| Reverse(size(&pods[*at])));
+    let order = in_order(index, pods);
     let mut placed: Vec<(usize, usize, Placement)> = Vec::with_capacity(pods.len());
     let mut refused = None;
     for at in order {
@@ -89,6 +85,16 @@ fn all<E>(
     placed.sort_by_key(|(at, ..)| *at);
     let placements = placed.into_iter().map(|(.., placement)| placement).collect();
     refused.map_or(Ok(placements), Err)
+}
+
+/// In which order pods of a gang are placed: the largest first.
+pub fn in_order(index: &Index, pods: &[PodAsk]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..pods.len()).collect();
+    let largest = index.nodes.classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
+    let part = |shape: &Shape| shape.wants.iter().map(|want| want.part.mib(largest)).max();
+    let size = |pod: &PodAsk| (pod.shape.gpus(), part(&pod.shape), pod.shape.cpu_milli);
+    order.sort_by_key(|at| Reverse(size(&pods[*at])));
+    order
 }
 
 /// The best place for one pod, and the number of its node.

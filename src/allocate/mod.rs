@@ -41,7 +41,7 @@ pub mod victims;
 pub use ask::{AttributeConstraint, Nodes, Part, PodAsk, Rule, Shape, Want};
 pub use audit::{AuditFinding, audit};
 pub use choice::Studied;
-pub use decide::{Decision, decide, places};
+pub use decide::{Decision, decide, in_order, places};
 pub use explain::{Explanation, MigShortage, Shortage, Skipped};
 pub use index::{Index, PlacementKey, Unknown};
 pub use mig::MigAsk;

@@ -5,7 +5,7 @@
 //!   allocator is asked; `grant`: the answer, as an allocation says it
 //! * owners of state, each with private fields: `bounds` (what namespaces may have, and have), `capacity`, [`holds`],
 //!   [`queue`], `tracker`, `reserve` with `moves`, `preempt` (for whom pods end) with `holders` (who takes what of nodes) and `looks`,
-//!   `purse`, `pods` with `host_ports` (who has which port of nodes), `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
+//!   `purse`, `pods` with `host_ports` (who has which port of nodes) and `neighbours` (who keeps whom off which nodes), `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
 //!   them; `gang`: how many pods start together
 //! * `steps`: what reads and changes them; `round`: in which order; `multi_gpu`: shares of several GPUs in one claim
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller; `status`: how
@@ -40,6 +40,7 @@ mod metrics;
 mod mirror;
 pub mod moves;
 mod multi_gpu;
+mod neighbours;
 mod node_filter;
 mod pending;
 mod pods;

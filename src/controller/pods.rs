@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controller::host_ports::HostPorts;
+use crate::controller::neighbours::Neighbours;
 use crate::controller::queue::UnitKey;
 use crate::feasible::Resources;
 use crate::model::claim::PodRef;
@@ -31,6 +32,7 @@ pub struct Pods {
     places: BTreeMap<PodUid, Place>,
     on_nodes: BTreeMap<NodeName, BTreeSet<PodUid>>,
     pub ports: HostPorts,
+    pub neighbours: Neighbours,
     gangs: BTreeMap<UnitKey, BTreeMap<PodUid, MemberAsks>>,
     /// The gangs that pods are members of. No entry: the pod is a unit by itself.
     gang_of: BTreeMap<PodUid, UnitKey>,

@@ -59,6 +59,7 @@ impl Core {
         for one in self.queue.gathering(now, |key| self.placed(key)) {
             self.tell_gathering(&one, now);
         }
+        self.try_again_beside_others();
         let mut waiting: Vec<UnitKey> = Vec::new();
         let turns = self.queue.turns(now, |key| self.placed(key));
         self.begin_moving(now);

@@ -28,6 +28,7 @@ const ORDER: &[&str] = &[
     "demand",
     "gpus",
     "host_ports",
+    "neighbours",
     "pods",
     "recorder",
     "purse",

@@ -6,6 +6,7 @@ use std::fmt;
 use super::listing::{Lack, Listing};
 use crate::allocate::{self, GpuVerdict, NodeShort, NodeVerdict, Nodes, PodAsk};
 use crate::controller::core::Core;
+use crate::controller::neighbours::Ruled;
 use crate::controller::view::{Claim, GpuRef, Pod, Use};
 use crate::controller::{Moment, ask};
 use crate::feasible::{self, Node, Unfit};
@@ -405,6 +406,7 @@ pub(super) fn verdicts(
     let found = allocate::verdicts(&mut core.capacity.index, &shape);
     let mut found: BTreeMap<NodeName, NodeVerdict> =
         found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();
+    let ruled = core.ruled(pod);
     let pod = core.view.pod(pod)?;
     let several = ask::is_several(&shape);
     let one = |(name, state): (&NodeName, &crate::controller::view::NodeState)| {
@@ -412,7 +414,7 @@ pub(super) fn verdicts(
             (_, None) => Verdict::NoGpus,
             (Some(there), _) => Verdict::Elsewhere(there),
             (None, Some(found)) => {
-                let barred = barred(core, pod, name, state.object.as_deref());
+                let barred = barred(core, pod, (name, state.object.as_deref()), &ruled);
                 let verdict = barred.unwrap_or_else(|| of_node(core, listing, &shape, found, several));
                 let lacks = || lack(listing, pod, state.object.as_deref()).map(Verdict::Lacks);
                 match &verdict {
@@ -442,7 +444,12 @@ fn elsewhere(nodes: &Nodes, name: &NodeName) -> Option<NodeName> {
     }
 }
 
-fn barred(core: &Core, pod: &Pod, name: &NodeName, object: Option<&Node>) -> Option<Verdict> {
+fn barred(
+    core: &Core,
+    pod: &Pod,
+    (name, object): (&NodeName, Option<&Node>),
+    ruled: &[Ruled],
+) -> Option<Verdict> {
     let Some(object) = object else { return Some(Verdict::NoNode) };
     if let Some(unfit) = pod.demands.as_deref().and_then(|demands| feasible::why_not(demands, object)) {
         return Some(Verdict::Barred(unfit));
@@ -450,7 +457,10 @@ fn barred(core: &Core, pod: &Pod, name: &NodeName, object: Option<&Node>) -> Opt
     if let Some(unfit) = core.port_taken(pod, name).filter(|_| pod.node.is_none()) {
         return Some(Verdict::Barred(unfit));
     }
-    (pod.node.is_none() && core.capacity.left(name).pods == 0).then_some(Verdict::Pods)
+    if pod.node.is_none() && core.capacity.left(name).pods == 0 {
+        return Some(Verdict::Pods);
+    }
+    core.why_apart(ruled, name).map(Verdict::Barred)
 }
 
 fn of_node(

@@ -232,6 +232,7 @@ impl Core {
     fn pod_gone(&mut self, pod: &Pod, now: Moment) {
         let uid = &pod.at.uid;
         let key = self.pods.forget_unit(uid);
+        self.pods.neighbours.set(&pod.at.namespace, uid, None, None);
         self.queue.forget(uid);
         self.recorder.forget(uid);
         self.demand.forget(uid);
@@ -251,6 +252,7 @@ impl Core {
         let view = &self.view;
         let is_barred = |demands: &Demands| object.is_none_or(|node| view.keeps_off(demands, node).is_some());
         self.node_filter.judge(name, is_barred);
+        self.pods.neighbours.node_changed();
         self.reserves.evictions.preempting.holders.touch(name);
         let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
         self.gpus.note(gpus.map(|device| GpuRef::new(name, device)));

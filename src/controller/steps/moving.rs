@@ -208,7 +208,9 @@ impl Core {
         ticks: u64,
         now: Moment,
     ) -> Search {
-        let Some(parts) = self.parts(turn, now) else { return Search::Nothing };
+        // Where pods may go that must not be together is looked up one after another: not in this search.
+        let parts = self.parts(turn, now).filter(|parts| !self.are_apart(parts));
+        let Some(parts) = parts else { return Search::Nothing };
         let (movers, who, cost) = self.movers(turn, whose, now);
         self.capacity.index.pay(cost);
         if cost > ticks {

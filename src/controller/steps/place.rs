@@ -24,6 +24,7 @@ use crate::model::names::{NodeName, PodUid, RequestName};
 use crate::params::GrantedDevice;
 use crate::select;
 
+mod apart;
 mod trial;
 
 const TOO_MANY_DEMANDS: &str = "the pods of its gang have too many different node affinities and selectors to be looked \
@@ -37,6 +38,8 @@ const KEPT_TICKS: u64 = 100;
 /// Of looking up a claim that a pod names, in the same.
 const LOOK_UP_TICKS: u64 = 5;
 
+type NodeSet = Arc<BTreeSet<NodeName>>;
+
 /// A pod's part of a decision: its open claims and the ways to serve them.
 pub(in crate::controller) struct Part {
     pub(in crate::controller) pod: PodUid,
@@ -44,6 +47,8 @@ pub(in crate::controller) struct Part {
     /// Best first; at least one.
     ways: Vec<Way>,
     pub(in crate::controller) nodes: Nodes,
+    /// Of the nodes that are left out those that other pods keep it off.
+    apart: Vec<NodeSet>,
     policy: Policy,
 }
 
@@ -325,10 +330,12 @@ impl Core {
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
         let without = ports_taken(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let zones = shunned(uid, &self.view, &self.queue, &mut self.capacity.index);
-        let shut = [barred.unwrap_or_default(), without, zones];
+        let ruled = apart::ruled(uid, &self.view, &mut self.pods, &mut self.capacity.index);
+        let apart = apart::sets(&ruled, &mut self.capacity.index);
+        let shut = [barred.unwrap_or_default(), without, zones].into_iter().chain(apart.iter().cloned());
         let nodes = self.nodes(pod, &claims, shut, now);
         let claims = open.iter().map(|claim| claim.key).collect();
-        Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, policy }))
+        Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, apart, policy }))
     }
 
     /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
@@ -352,7 +359,7 @@ impl Core {
         &self,
         pod: &Pod,
         claims: &[&Claim],
-        shut: [Arc<BTreeSet<NodeName>>; 3],
+        shut: impl Iterator<Item = NodeSet>,
         now: Moment,
     ) -> Nodes {
         let placed = |claim: &&Claim| {
@@ -371,15 +378,16 @@ impl Core {
     }
 
     /// Where a pod may go once others have left: what is full need not be full then. Ports that are taken are left to who
-    /// has them. `nodes`: where it may go now.
+    /// has them, and who keeps it off a node does so as if nobody had left. `nodes`: where it may go now.
     pub(super) fn nodes_then(&mut self, pod: &PodUid, nodes: &Nodes, now: Moment) -> Nodes {
         if let Nodes::Only(names) = nodes {
             return Nodes::Only(names.clone());
         }
         let barred = self.barred_nodes(pod);
         let without = self.ports_taken(pod);
+        let apart = self.kept_off(pod);
         let out = self.queue.excluded(pod, now).into_iter().cloned().collect();
-        Nodes::Except(vec![Arc::new(out), barred, without])
+        Nodes::Except([Arc::new(out), barred, without].into_iter().chain(apart).collect())
     }
 
     /// Where others have a port that the pod takes of its node.
@@ -393,10 +401,11 @@ impl Core {
         demands.map(|demands| self.barred_for(&demands)).unwrap_or_default()
     }
 
-    /// Which nodes the pod is kept off is known: it takes no ports, and no zones are left for last, which is looked up for
-    /// each pod.
+    /// Which nodes the pod is kept off is known: it takes no ports, requires nothing of other pods, and no zones are left for
+    /// last, which is looked up for each pod.
     pub(super) fn is_judged(&self, pod: &PodUid) -> bool {
-        if self.view.ports_of(pod).is_some() || !self.queue.excluded_zones(pod).is_empty() {
+        let is_looked_up = self.view.ports_of(pod).is_some() || self.view.terms_of(pod).is_some();
+        if is_looked_up || !self.queue.excluded_zones(pod).is_empty() {
             return false;
         }
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
@@ -431,9 +440,12 @@ impl Core {
 
     pub(in crate::controller) fn explained(&mut self, part: &Part, explanation: &Explanation) -> Refused {
         let mut words = explanation.to_string();
+        let ruled = self.ruled(&part.pod);
         if let (Some(pod), true) = (self.view.pod(&part.pod), explanation.skipped.nodes_not_allowed > 0) {
             let mut names = self.capacity.index.nodes().map(|view| view.name());
-            let first = names.find_map(|name| Some(format!("; node {name} {}", self.why_not(pod, name)?)));
+            let why =
+                |name| self.why_not(pod, name).or_else(|| Some(self.why_apart(&ruled, name)?.to_string()));
+            let first = names.find_map(|name| Some(format!("; node {name} {}", why(name)?)));
             words.push_str(&first.unwrap_or_default());
         }
         if explanation.skipped.not_selected.is_some() || explanation.skipped.failed.is_some() {

@@ -33,6 +33,7 @@ impl Core {
         let place = self.view.pod(uid).and_then(|pod| Some((self.place_of(pod)?, pod.room)));
         let ports = place.as_ref().zip(self.view.ports_of(uid)).map(|((node, _), ports)| (node, ports));
         self.pods.ports.set(uid, ports);
+        self.note_neighbour(uid, place.as_ref().map(|(node, _)| node));
         let Change { given, taken } = self.pods.set_place(uid, place);
         let changed = given.iter().chain(&taken);
         changed.for_each(|(node, _)| self.reserves.evictions.preempting.holders.touch(node));

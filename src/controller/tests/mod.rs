@@ -14,6 +14,7 @@ mod keeping;
 mod language;
 mod mig;
 mod moving;
+mod neighbours;
 mod opted_in;
 mod own_classes;
 mod own_daemons;

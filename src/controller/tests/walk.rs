@@ -270,6 +270,11 @@ impl Walk {
             self.cluster.check();
             self.check_evicted();
             self.check_moved();
+            self.cluster.core.check_neighbours();
+            // From some time on, also of who has begun to lead since.
+            if self.cluster.version.is_multiple_of(16) {
+                self.cluster.core.wake_neighbours();
+            }
         }
     }
 

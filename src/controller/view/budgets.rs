@@ -7,6 +7,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
 use crate::controller::view::{ClusterView, Kind, News, Pod, groups};
+use crate::feasible::Labels;
 use crate::select::TICKS_PER_UNIT;
 
 /// Budgets of a namespace whose selectors are kept. Where there are more, the namespace's pods stay.
@@ -121,13 +122,16 @@ impl ClusterView {
     pub fn budgets_of(&self, pod: &Pod) -> BudgetsOf<'_> {
         let mut ticks = 0;
         let mut found = Vec::new();
+        // Who has more labels than are kept stays, whatever is found here.
+        let none = Labels::default();
+        let labels = pod.standing.labels.as_deref().unwrap_or(&none);
         for (key, budget) in self.optional.budgets.all.get(&pod.at.namespace).into_iter().flatten() {
             let is_about = match &budget.about {
                 About::Beyond => return BudgetsOf { guard: Guard::Stays, ticks },
                 About::Nothing => false,
                 About::Chosen { selector, named } => {
                     ticks += TICKS_PER_UNIT * (1 + *named as u64);
-                    selects(selector, &pod.standing.labels)
+                    selects(selector, labels)
                 }
             };
             if is_about {
@@ -162,15 +166,15 @@ impl Budget {
 }
 
 /// As the API server reads it: a selector that says nothing chooses all.
-fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
-    let has = |(name, text): (&String, &String)| labels.get(name) == Some(text);
+fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+    let has = |(name, text): (&String, &String)| labels.get(name.as_str()) == Some(text.as_str());
     selector.match_labels.iter().flatten().all(has)
         && selector.match_expressions.iter().flatten().all(|one| holds(one, labels))
 }
 
-fn holds(one: &LabelSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
-    let found = labels.get(&one.key);
-    let named = |text: &String| one.values.iter().flatten().any(|value| value == text);
+fn holds(one: &LabelSelectorRequirement, labels: &Labels) -> bool {
+    let found = labels.get(one.key.as_str());
+    let named = |text: &str| one.values.iter().flatten().any(|value| value == text);
     match one.operator.as_str() {
         "In" => found.is_some_and(named),
         "NotIn" => !found.is_some_and(named),
@@ -188,7 +192,9 @@ mod tests {
     use super::*;
 
     fn chooses(selector: Value, labels: Value) -> bool {
-        selects(&serde_json::from_value(selector).unwrap(), &serde_json::from_value(labels).unwrap())
+        let labels: BTreeMap<String, String> = serde_json::from_value(labels).unwrap();
+        let labels = labels.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        selects(&serde_json::from_value(selector).unwrap(), &labels)
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod groups;
 pub mod movable;
 mod namespaces;
 mod needs;
+mod neighbours;
 pub mod node;
 pub mod pod;
 mod pools;
@@ -384,15 +385,24 @@ impl ClusterView {
 
     fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {
         let mut fresh = pod::read(&object);
-        let rest = pod::Rest::of(&object, &fresh);
+        let mut rest = pod::Rest::of(&object, &fresh);
         if let Some(demands) = fresh.demands.take() {
             let demands = Arc::unwrap_or_clone(demands);
             fresh.demands = Some(Arc::new(self.with_volumes(demands, &fresh.at.namespace, &rest.volumes)));
         }
         let uid = fresh.at.uid.clone();
         let before = self.forget_pod(&uid);
-        let told = volumes::left_out(&fresh, before.as_ref().and_then(|before| before.demands.as_deref()));
-        let demands_changed = before.is_some_and(|before| before.demands != fresh.demands);
+        let mut told = Vec::new();
+        told.extend(volumes::left_out(&fresh, before.as_ref().and_then(|before| before.demands.as_deref())));
+        match neighbours::terms(&object, &fresh) {
+            Ok(terms) => rest.terms = terms,
+            Err(long) => told.extend(neighbours::too_large(&fresh, long).filter(|_| before.is_none())),
+        }
+        told.extend(self.pods.keep_alike(&mut fresh, &mut rest));
+        let demands_changed = before.is_some_and(|before| {
+            let is_other = before.standing.labels != fresh.standing.labels;
+            before.demands != fresh.demands || (is_other && fresh.demands.is_some())
+        });
         self.namespaces.asks(&fresh);
         self.optional.groups.joins(&fresh);
         self.pods.insert(fresh, rest);

@@ -10,9 +10,10 @@ use crate::admission::{SHARE_ANNOTATION, UNCOUNTED};
 use crate::controller::view::class;
 use crate::controller::view::groups::{self, Gang, Grouping};
 use crate::controller::view::movable::{self, Origin};
+use crate::controller::view::neighbours::Alike;
 use crate::controller::view::standing::Standing;
 use crate::controller::view::volumes;
-use crate::feasible::{self, Demands, HostPort, Resources};
+use crate::feasible::{self, Demands, HostPort, Resources, Terms};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid, WORKLOAD_ANNOTATION};
 
@@ -76,6 +77,7 @@ pub(super) struct PodTable {
     with_volumes: BTreeMap<(String, String), BTreeSet<PodUid>>,
     /// Of those of which there is any of it.
     rest: BTreeMap<PodUid, Rest>,
+    pub(super) alike: Alike,
 }
 
 /// What is known of few pods.
@@ -87,17 +89,20 @@ pub(super) struct Rest {
     pub volumes: Vec<String>,
     /// That it takes of its node, or will take.
     pub ports: Arc<[HostPort]>,
+    /// What it requires of other pods.
+    pub terms: Option<Arc<Terms>>,
 }
 
 impl Rest {
     pub fn of(object: &core::Pod, pod: &Pod) -> Self {
         let volumes = pod.demands.as_ref().map(|_| volumes::claims(object));
         let ports = object.spec.as_ref().map(HostPort::of).unwrap_or_default();
-        Self { origin: movable::read(object, pod), volumes: volumes.unwrap_or_default(), ports: ports.into() }
+        let (origin, ports) = (movable::read(object, pod), ports.into());
+        Self { origin, volumes: volumes.unwrap_or_default(), ports, terms: None }
     }
 
     fn is_empty(&self) -> bool {
-        self.origin.is_none() && self.volumes.is_empty() && self.ports.is_empty()
+        self.origin.is_none() && self.volumes.is_empty() && self.ports.is_empty() && self.terms.is_none()
     }
 }
 
@@ -144,6 +149,10 @@ impl PodTable {
         self.rest.get(uid)?.origin.as_ref()
     }
 
+    pub(super) fn rest(&self, uid: &PodUid) -> Option<&Rest> {
+        self.rest.get(uid)
+    }
+
     /// The PersistentVolumeClaims of one that has demands.
     pub fn volumes(&self, uid: &PodUid) -> &[String] {
         self.rest.get(uid).map_or(&[], |rest| &rest.volumes)
@@ -154,7 +163,7 @@ impl PodTable {
         self.rest.get(uid).map(|rest| &rest.ports).filter(|ports| !ports.is_empty())
     }
 
-    /// Adds a pod that was not there, or that was removed.
+    /// Adds a pod that was not there, or that was removed. What it has in common with others was taken from there.
     pub fn insert(&mut self, pod: Pod, rest: Rest) {
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
@@ -174,6 +183,7 @@ impl PodTable {
     pub fn remove(&mut self, uid: &PodUid) -> Option<Pod> {
         let pod = self.all.remove(uid)?;
         let rest = self.rest.remove(uid).unwrap_or_default();
+        self.alike.release(&pod, &rest);
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             if let Some(users) = self.users.get_mut(&at) {

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
 use crate::controller::view::pod::DEFAULT_SCHEDULER;
+use crate::feasible::Labels;
 
 /// A static pod: kubelet has it from a file, and whoever deletes what the API shows of it ends nothing.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -17,7 +18,7 @@ const OF_VOLCANO: &str = "volcano.sh/preemptable";
 const OF_KAI: &str = "kai.scheduler/preemptibility";
 const KAI: &str = "kai-scheduler";
 const KAI_STAYS: i32 = 100;
-/// Bytes of a pod's labels that are kept. A pod with more is as if a budget were about it.
+/// Bytes of a pod's labels that are kept. A pod with more is as if a budget were about it, and no selector is about it.
 const LABELS_BYTES_MAX: usize = 16 << 10;
 
 /// The reason in the condition `PodScheduled` of a pod for which its scheduler has found no node. Other reasons
@@ -97,8 +98,8 @@ pub struct Standing {
     pub grace: Duration,
     /// When it is to have ended.
     pub ends: Option<Timestamp>,
-    /// Of a pod that is bound: PodDisruptionBudgets choose by them.
-    pub labels: Arc<BTreeMap<String, String>>,
+    /// PodDisruptionBudgets choose by them, and other pods. None: they are too long.
+    pub labels: Option<Arc<Labels>>,
 }
 
 impl Standing {
@@ -117,8 +118,9 @@ impl Standing {
         };
         let of_volcano = text(OF_VOLCANO).is_some_and(|text| !text.eq_ignore_ascii_case("true"));
         let is_bound = spec.is_some_and(|spec| spec.node_name.is_some());
-        let labels = meta.labels.as_ref().filter(|_| is_bound);
-        let bytes = labels.into_iter().flatten().map(|(name, text)| name.len() + text.len()).sum::<usize>();
+        let labels = meta.labels.iter().flatten().map(|(name, text)| (name.as_str(), text.as_str()));
+        let bytes = labels.clone().map(|(name, text)| name.len() + text.len()).sum::<usize>();
+        let is_kept = bytes <= LABELS_BYTES_MAX;
         let grace = spec.and_then(|spec| spec.termination_grace_period_seconds);
         let grace = grace.and_then(|seconds| u64::try_from(seconds).ok());
         let started = object.status.as_ref().and_then(|status| status.start_time.as_ref());
@@ -126,11 +128,11 @@ impl Standing {
             tried: Tried::of(object),
             preempts: spec.and_then(|spec| spec.preemption_policy.as_deref()) != Some("Never"),
             is_usual: scheduler == DEFAULT_SCHEDULER,
-            stays: text(MIRROR).is_some() || of_kai || of_volcano || bytes > LABELS_BYTES_MAX,
+            stays: text(MIRROR).is_some() || of_kai || of_volcano || (is_bound && !is_kept),
             started: started.map_or(i64::MAX, |time| time.0.as_second()),
             grace: grace.map_or(GRACE, Duration::from_secs),
             ends: meta.deletion_timestamp.as_ref().map(|time| time.0),
-            labels: labels.filter(|_| bytes <= LABELS_BYTES_MAX).cloned().map(Arc::new).unwrap_or_default(),
+            labels: is_kept.then(|| Arc::new(labels.collect())),
         }
     }
 }

@@ -91,6 +91,10 @@ impl Core {
         if self.capacity.index.study(&shape) != Studied::Done {
             return None;
         }
-        Some(PodAsk { shape, nodes: Nodes::Except(vec![self.barred_for(&demands)]) })
+        let apart = self.kept_off_anew(&who.pod, &demands);
+        Some(PodAsk {
+            shape,
+            nodes: Nodes::Except([self.barred_for(&demands)].into_iter().chain(apart).collect()),
+        })
     }
 }

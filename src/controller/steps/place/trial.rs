@@ -13,7 +13,7 @@ use crate::controller::{Moment, ask, multi_gpu};
 use crate::model::names::PodUid;
 
 /// What the parts ask the allocator for in one of their ways, and whether a claim wants several GPUs.
-fn asks(parts: &[Part], nth: usize) -> (Vec<PodAsk>, bool) {
+pub(super) fn asks(parts: &[Part], nth: usize) -> (Vec<PodAsk>, bool) {
     let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
     let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
     let is_several = asks.iter().any(|ask| ask::is_several(&ask.shape));
@@ -182,6 +182,7 @@ impl Core {
         let (last, policy) = (ways - 1, parts[0].policy);
         let (asks, is_several) = asks(parts, last);
         let decision = match is_several {
+            _ if self.is_mutual(parts) => self.decide_in_turn(parts, last),
             false => allocate::decide(&mut self.capacity.index, &asks, policy),
             true => multi_gpu::decide(&mut self.capacity, &asks, policy),
         };
@@ -193,6 +194,11 @@ impl Core {
             },
             Err(explanation) => {
                 let mut refused = self.explained(&parts[0], &explanation);
+                if self.is_mutual(parts) && explanation.skipped.nodes_not_allowed > 0 {
+                    refused
+                        .words
+                        .push_str("; what pods of its gang require of other pods keeps them off nodes");
+                }
                 if ways > 1 {
                     refused.words = format!("none of {ways} alternatives fits; the last {}", refused.words);
                 }
@@ -206,6 +212,7 @@ impl Core {
         let policy = parts[0].policy;
         let (asks, is_several) = asks(parts, nth);
         let decision = match is_several {
+            _ if self.is_mutual(parts) => self.decide_in_turn(parts, nth).ok(),
             false => allocate::places(&mut self.capacity.index, &asks, policy)
                 .map(|placements| Decision { placements }),
             true => multi_gpu::places(&mut self.capacity, &asks, policy),

@@ -110,7 +110,9 @@ impl Core {
     pub(super) fn wanted(&mut self, turn: &Turn, now: Moment) -> Option<Wanted> {
         let parts = self.parts(turn, now)?;
         let alone = parts.iter().any(Part::is_several);
-        if (alone && parts.len() > 1) || self.check_bounds(&parts).is_err() {
+        // All who end are pods of one node.
+        let is_several = alone && parts.len() > 1;
+        if is_several || self.are_apart(&parts) || self.check_bounds(&parts).is_err() {
             return None;
         }
         let mut nodes = Vec::new();

@@ -7,7 +7,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use crate::allocate::{Nodes, Placement, PodAsk, Shape, Studied, Want, places};
 use crate::controller::Moment;
@@ -164,7 +163,7 @@ impl Core {
     /// None: its selectors cannot be used, or not all of them were looked at.
     fn whole(&mut self, asker: &Asker, need: &Need, now: Moment) -> Option<Whole> {
         let uid = &asker.pod.uid;
-        let shut = [self.barred_nodes(uid), self.ports_taken(uid), Arc::default()];
+        let shut = [self.barred_nodes(uid), self.ports_taken(uid)].into_iter();
         let pod = self.view.pod(uid)?;
         let claims = self.view.claims_of(pod).unwrap_or_default();
         let nodes = self.nodes(pod, &claims, shut, now);

@@ -80,12 +80,15 @@ impl Core {
         for part in &mut parts {
             let barred = self.barred_nodes(&part.pod);
             let without = self.ports_taken(&part.pod);
+            let apart = self.kept_off(&part.pod);
             let out = self.queue.excluded(&part.pod, now);
             let open = |name: &&NodeName| match &part.nodes {
                 Nodes::Only(names) => names.contains(*name),
                 // Those that are full may not be once shares have ended.
                 Nodes::Any | Nodes::Except(_) => {
-                    !barred.contains(*name) && !without.contains(*name) && !out.contains(*name)
+                    let shut =
+                        [&barred, &without].into_iter().chain(&apart).any(|nodes| nodes.contains(*name));
+                    !shut && !out.contains(*name)
                 }
             };
             part.nodes = Nodes::Only(nodes.iter().filter(open).cloned().collect());

@@ -1,0 +1,411 @@
+//! Which nodes other pods keep a pod off: where pods are that its terms are about, or whose terms are about it.
+//!
+//! Nothing but anti-affinity of pods that have a place is followed from the beginning. From the first time on that a pod
+//! waits whose own terms are about others, all pods that have a place are: some 70 bytes each, beside its labels. How many
+//! pods a rule is about on each node is counted once and then kept up with what changes ([`LOG_MAX`]), for as long as the
+//! rule is remembered ([`RULES_MAX`]).
+
+mod rules;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use crate::controller::view::ClusterView;
+use crate::feasible::{Count, Demands, Judged, Labels, Namespaces, Node, Term, Terms};
+use crate::model::names::{NodeName, PodUid};
+use rules::Rule;
+
+/// Changes that are remembered. Who has not looked since before that counts anew.
+const LOG_MAX: usize = 4096;
+/// Rules that are remembered, and those that pods of one namespace asked for. With more it begins anew.
+const RULES_MAX: usize = 128;
+const RULES_OF_NAMESPACE_MAX: usize = 32;
+
+/// Of looking at one pod that a rule may be about, of each comparison, and of a node, in ticks of
+/// [`crate::select::TICKS_PER_UNIT`].
+const POD_TICKS: u64 = 5;
+const COMPARE_TICKS: u64 = 10;
+const NODE_TICKS: u64 = 10;
+/// Of noting that a node is ruled out, in the same.
+const KEPT_TICKS: u64 = 30;
+
+/// Where a pod is, or is to be, and as whom.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Neighbour {
+    pub node: NodeName,
+    pub labels: Arc<Labels>,
+    pub is_bound: bool,
+    pub is_ending: bool,
+}
+
+/// Who is to be placed.
+pub struct Asker<'a> {
+    pub namespace: &'a str,
+    pub labels: &'a Labels,
+    pub terms: Option<&'a Arc<Terms>>,
+    pub demands: &'a Arc<Demands>,
+    /// It starts together with others.
+    pub together: bool,
+}
+
+#[derive(Debug)]
+struct Change {
+    namespace: Arc<str>,
+    pod: Neighbour,
+    is_there: bool,
+}
+
+type Counts = BTreeMap<NodeName, Count>;
+
+/// A rule, and which nodes it rules out.
+#[derive(Debug, Clone)]
+pub struct Ruled {
+    pub judged: Arc<Judged>,
+    pub nodes: Arc<BTreeSet<NodeName>>,
+    /// As the nodes were then.
+    seen: u64,
+}
+
+/// What is counted for a rule.
+#[derive(Debug)]
+struct Counted {
+    /// Whose pods asked first.
+    namespace: String,
+    counts: Counts,
+    /// How many changes are counted.
+    upto: u64,
+    ruled: Option<Ruled>,
+}
+
+/// Pods that have a term of anti-affinity.
+#[derive(Debug, Default)]
+struct Avoiders {
+    counts: Counts,
+    ruled: Option<Ruled>,
+}
+
+#[derive(Debug, Default)]
+pub struct Neighbours {
+    /// By namespace. None: nobody has asked yet.
+    all: Option<BTreeMap<Arc<str>, BTreeMap<PodUid, Neighbour>>>,
+    /// Of pods with anti-affinity.
+    apart: BTreeMap<PodUid, (NodeName, bool, Arc<Terms>)>,
+    avoiders: BTreeMap<Arc<Term>, Avoiders>,
+    /// The same by the namespace that they are about; under "" those that are about all.
+    avoiders_of: BTreeMap<Box<str>, BTreeSet<Arc<Term>>>,
+    log: VecDeque<Change>,
+    /// Changes that are no longer in it.
+    forgotten: u64,
+    rules: BTreeMap<Rule, Counted>,
+    /// How often nodes have changed.
+    nodes: u64,
+    stirred: Stirred,
+}
+
+/// Namespaces in which pods have come to a place, and left one, since this was last asked.
+#[derive(Debug, Default)]
+pub struct Stirred {
+    came: BTreeSet<Arc<str>>,
+    left: BTreeSet<Arc<str>>,
+}
+
+impl Stirred {
+    /// A pod with these terms may find room that it did not find before.
+    pub fn concerns(&self, terms: &Terms) -> bool {
+        let in_these = |namespaces: &Namespaces, all: &BTreeSet<Arc<str>>| match namespaces {
+            Namespaces::All => !all.is_empty(),
+            Namespaces::These(names) => names.iter().any(|name| all.contains(&**name)),
+        };
+        terms.near.iter().any(|term| in_these(&term.whom.namespaces, &self.came))
+            || terms.apart.iter().any(|term| in_these(&term.whom.namespaces, &self.left))
+            || terms.spread.iter().any(|one| {
+                in_these(&one.whom.namespaces, &self.came) || in_these(&one.whom.namespaces, &self.left)
+            })
+    }
+
+    pub fn is_none(&self) -> bool {
+        self.came.is_empty() && self.left.is_empty()
+    }
+}
+
+impl Neighbours {
+    /// Those that have a place, where they are known.
+    #[cfg(test)]
+    pub fn all(&self) -> Option<Vec<(&str, &PodUid, &Neighbour)>> {
+        assert!(self.all.iter().flatten().all(|(_, pods)| !pods.is_empty()), "a namespace of nobody is kept");
+        let all = self.all.as_ref()?.iter();
+        Some(all.flat_map(|(name, pods)| pods.iter().map(move |(uid, pod)| (&**name, uid, pod))).collect())
+    }
+
+    /// Pods that have a place are known.
+    pub fn is_awake(&self) -> bool {
+        self.all.is_some()
+    }
+
+    /// From now on all are known that have a place; these have one now.
+    pub fn wake<'a>(&mut self, pods: impl Iterator<Item = (&'a str, &'a PodUid, Neighbour)>) {
+        let mut all = BTreeMap::<Arc<str>, BTreeMap<PodUid, Neighbour>>::new();
+        for (namespace, pod, neighbour) in pods {
+            let of_namespace = match all.get_mut(namespace) {
+                Some(known) => known,
+                None => all.entry(namespace.into()).or_default(),
+            };
+            of_namespace.insert(pod.clone(), neighbour);
+        }
+        self.all = Some(all);
+    }
+
+    /// The pod is there now, in place of where it was. `terms`: what it requires of others.
+    pub fn set(
+        &mut self,
+        namespace: &str,
+        pod: &PodUid,
+        place: Option<Neighbour>,
+        terms: Option<&Arc<Terms>>,
+    ) {
+        let terms = terms.filter(|terms| !terms.apart.is_empty());
+        self.set_apart(pod, place.as_ref().zip(terms));
+        let (came, left) = self.note(namespace, pod, place);
+        if let Some((name, _)) = self.all.as_ref().and_then(|all| all.get_key_value(namespace)) {
+            self.stirred.came.extend(came.then(|| name.clone()));
+            self.stirred.left.extend(left.then(|| name.clone()));
+        } else if left {
+            self.stirred.left.insert(namespace.into());
+        }
+    }
+
+    /// As if the pod were there, until [`Self::set`] or this says otherwise: nobody is told.
+    pub fn assume(
+        &mut self,
+        namespace: &str,
+        pod: &PodUid,
+        place: Option<Neighbour>,
+        terms: Option<&Arc<Terms>>,
+    ) {
+        let terms = terms.filter(|terms| !terms.apart.is_empty());
+        self.set_apart(pod, place.as_ref().zip(terms));
+        self.note(namespace, pod, place);
+    }
+
+    /// Whether it has come somewhere, and left.
+    fn note(&mut self, namespace: &str, pod: &PodUid, place: Option<Neighbour>) -> (bool, bool) {
+        let Some(all) = &mut self.all else { return (false, false) };
+        let known = all.get(namespace).and_then(|pods| pods.get(pod));
+        if known == place.as_ref() {
+            return (false, false);
+        }
+        if !all.contains_key(namespace) {
+            all.insert(namespace.into(), BTreeMap::new());
+        }
+        let Some((name, _)) = all.get_key_value(namespace) else { return (false, false) };
+        let name = name.clone();
+        let Some(pods) = all.get_mut(namespace) else { return (false, false) };
+        let before = match &place {
+            Some(place) => pods.insert(pod.clone(), place.clone()),
+            None => pods.remove(pod),
+        };
+        if pods.is_empty() {
+            all.remove(namespace);
+        }
+        let (came, left) = (place.is_some(), before.is_some());
+        let left_one = before.map(|pod| Change { namespace: name.clone(), pod, is_there: false });
+        let came_one = place.map(|pod| Change { namespace: name, pod, is_there: true });
+        self.log.extend(left_one.into_iter().chain(came_one));
+        while self.log.len() > LOG_MAX {
+            self.log.pop_front();
+            self.forgotten += 1;
+        }
+        (came, left)
+    }
+
+    fn set_apart(&mut self, pod: &PodUid, place: Option<(&Neighbour, &Arc<Terms>)>) {
+        let known = self.apart.get(pod).map(|(node, is_bound, terms)| (node, *is_bound, terms));
+        if known == place.map(|(place, terms)| (&place.node, place.is_bound, terms)) {
+            return;
+        }
+        if let Some((node, is_bound, terms)) = self.apart.remove(pod) {
+            terms.apart.iter().for_each(|term| self.leave(&node, is_bound, term));
+        }
+        let Some((place, terms)) = place else { return };
+        for term in &terms.apart {
+            if !self.avoiders.contains_key(term) {
+                self.index(term, |terms| terms.insert(term.clone()));
+            }
+            let avoiders = self.avoiders.entry(term.clone()).or_default();
+            add(&mut avoiders.counts, &place.node, place.is_bound);
+            avoiders.ruled = None;
+        }
+        self.apart.insert(pod.clone(), (place.node.clone(), place.is_bound, terms.clone()));
+    }
+
+    fn leave(&mut self, node: &NodeName, is_bound: bool, term: &Arc<Term>) {
+        let Some(avoiders) = self.avoiders.get_mut(term) else { return };
+        take(&mut avoiders.counts, node, is_bound);
+        avoiders.ruled = None;
+        if avoiders.counts.is_empty() {
+            self.avoiders.remove(term);
+            self.index(term, |terms| terms.remove(term));
+        }
+    }
+
+    fn index(&mut self, term: &Term, change: impl Fn(&mut BTreeSet<Arc<Term>>) -> bool) {
+        let mut of = |namespace: &str| {
+            let terms = self.avoiders_of.entry(namespace.into()).or_default();
+            change(terms);
+            if terms.is_empty() {
+                self.avoiders_of.remove(namespace);
+            }
+        };
+        match &term.whom.namespaces {
+            Namespaces::All => of(""),
+            Namespaces::These(names) => names.iter().for_each(|name| of(name)),
+        }
+    }
+
+    /// A node has come, gone or changed.
+    pub fn node_changed(&mut self) {
+        self.nodes += 1;
+    }
+
+    /// What has happened since this was last asked.
+    pub fn take_stirred(&mut self) -> Stirred {
+        std::mem::take(&mut self.stirred)
+    }
+
+    /// What others have against the pod, and what it took to find out, in ticks. Those that rule nothing out are left out.
+    pub fn of(&mut self, asker: &Asker<'_>, view: &ClusterView) -> (Vec<Ruled>, u64) {
+        let mut ticks = 0;
+        let mut found = Vec::new();
+        for rule in Rule::of(asker) {
+            found.push(self.ruled(rule, asker.namespace, view, &mut ticks));
+        }
+        let mut terms = Vec::new();
+        for of in ["", asker.namespace] {
+            for term in self.avoiders_of.get(of).into_iter().flatten() {
+                ticks += POD_TICKS + COMPARE_TICKS * term.whom.size();
+                if term.whom.are(asker.namespace, asker.labels) {
+                    terms.push(term.clone());
+                }
+            }
+        }
+        for term in terms {
+            found.extend(self.avoided(&term, view, &mut ticks));
+        }
+        found.retain(|ruled| !ruled.nodes.is_empty());
+        (found, ticks)
+    }
+
+    fn avoided(&mut self, term: &Arc<Term>, view: &ClusterView, ticks: &mut u64) -> Option<Ruled> {
+        let avoiders = self.avoiders.get_mut(term)?;
+        if let Some(ruled) = avoiders.ruled.as_ref().filter(|ruled| ruled.seen == self.nodes) {
+            return Some(ruled.clone());
+        }
+        *ticks += NODE_TICKS * avoiders.counts.len() as u64;
+        let judged = Judged::apart(term, true, on(&avoiders.counts, view));
+        let ruled = Ruled::of(judged, view, self.nodes, ticks);
+        avoiders.ruled = Some(ruled.clone());
+        Some(ruled)
+    }
+
+    fn ruled(&mut self, rule: Rule, namespace: &str, view: &ClusterView, ticks: &mut u64) -> Ruled {
+        let mut counted = match self.rules.remove(&rule) {
+            Some(counted) if counted.upto >= self.forgotten => counted,
+            _ => {
+                self.make_room(namespace);
+                *ticks += POD_TICKS * self.rules.len() as u64;
+                self.counted(&rule, namespace, ticks)
+            }
+        };
+        let from = usize::try_from(counted.upto - self.forgotten).unwrap_or(usize::MAX);
+        let mut is_same = true;
+        for change in self.log.iter().skip(from) {
+            if !rule.looks_at(&change.namespace) {
+                *ticks += POD_TICKS;
+                continue;
+            }
+            *ticks += POD_TICKS + COMPARE_TICKS * rule.size();
+            if rule.counts(&change.namespace, &change.pod) {
+                is_same = false;
+                match change.is_there {
+                    true => add(&mut counted.counts, &change.pod.node, change.pod.is_bound),
+                    false => take(&mut counted.counts, &change.pod.node, change.pod.is_bound),
+                }
+            }
+        }
+        counted.upto = self.forgotten + self.log.len() as u64;
+        let known = counted.ruled.take().filter(|ruled| is_same && ruled.seen == self.nodes);
+        let ruled = known.unwrap_or_else(|| {
+            let judged = rule.judge(&counted.counts, view, ticks);
+            Ruled::of(judged, view, self.nodes, ticks)
+        });
+        counted.ruled = Some(ruled.clone());
+        self.rules.insert(rule, counted);
+        ruled
+    }
+
+    /// Of all pods that have a place now.
+    fn counted(&self, rule: &Rule, namespace: &str, ticks: &mut u64) -> Counted {
+        let mut counts = Counts::new();
+        let mut count = |name: &str, pods: &BTreeMap<PodUid, Neighbour>| {
+            *ticks += (POD_TICKS + COMPARE_TICKS * rule.size()) * pods.len() as u64;
+            for pod in pods.values().filter(|pod| rule.counts(name, pod)) {
+                add(&mut counts, &pod.node, pod.is_bound);
+            }
+        };
+        match (rule.namespaces(), &self.all) {
+            (_, None) => {}
+            (None, Some(all)) => all.iter().for_each(|(name, pods)| count(name, pods)),
+            (Some(names), Some(all)) => {
+                let known = names.iter().filter_map(|name| all.get_key_value(&**name));
+                known.for_each(|(name, pods)| count(name, pods));
+            }
+        }
+        let upto = self.forgotten + self.log.len() as u64;
+        Counted { namespace: namespace.to_owned(), counts, upto, ruled: None }
+    }
+
+    /// Who asks for many rules has its own forgotten first.
+    fn make_room(&mut self, namespace: &str) {
+        let own = self.rules.values().filter(|counted| counted.namespace == namespace).count();
+        if own >= RULES_OF_NAMESPACE_MAX {
+            self.rules.retain(|_, counted| counted.namespace != namespace);
+        }
+        if self.rules.len() >= RULES_MAX {
+            self.rules.clear();
+        }
+    }
+}
+
+impl Ruled {
+    /// Of nodes with GPUs those that are ruled out.
+    fn of(judged: Judged, view: &ClusterView, seen: u64, ticks: &mut u64) -> Self {
+        let with_gpus = view.nodes().filter(|(_, state)| !state.gpus.is_empty());
+        let mut looked = 0;
+        let all = with_gpus.inspect(|_| looked += 1);
+        let ruled_out =
+            all.filter(|(_, state)| state.object.as_deref().is_some_and(|node| judged.rules_out(node)));
+        let nodes: BTreeSet<NodeName> = ruled_out.map(|(name, _)| name.clone()).collect();
+        *ticks += NODE_TICKS * looked + KEPT_TICKS * nodes.len() as u64;
+        Self { judged: Arc::new(judged), nodes: Arc::new(nodes), seen }
+    }
+}
+
+/// The nodes that are known, with what was counted there.
+fn on<'a>(counts: &'a Counts, view: &'a ClusterView) -> impl Iterator<Item = (&'a Node, Count)> {
+    counts.iter().filter_map(|(name, count)| Some((view.node(name)?.object.as_deref()?, *count)))
+}
+
+fn add(counts: &mut Counts, node: &NodeName, is_bound: bool) {
+    let count = counts.entry(node.clone()).or_default();
+    let of = if is_bound { &mut count.bound } else { &mut count.placed };
+    *of = of.saturating_add(1);
+}
+
+fn take(counts: &mut Counts, node: &NodeName, is_bound: bool) {
+    let Some(count) = counts.get_mut(node) else { return };
+    let of = if is_bound { &mut count.bound } else { &mut count.placed };
+    *of = of.saturating_sub(1);
+    if count.is_none() {
+        counts.remove(node);
+    }
+}

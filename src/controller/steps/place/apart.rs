@@ -1,0 +1,235 @@
+//! Other pods that keep a pod off nodes, by what they require of one another.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::trial::asks;
+use super::{KEPT_TICKS, NodeSet, Part};
+use crate::allocate::{self, Decision, Explanation, Index, Nodes, Placement, PodAsk, Shortage, Skipped};
+use crate::controller::capacity::Aside;
+use crate::controller::core::Core;
+use crate::controller::multi_gpu;
+use crate::controller::neighbours::{Asker, Neighbour, Ruled};
+use crate::controller::pods::Pods;
+use crate::controller::queue::UnitKey;
+use crate::controller::view::{ClusterView, Pod};
+use crate::feasible::{Demands, Terms, Unfit};
+use crate::model::names::{NodeName, PodUid};
+
+/// Sets of nodes that are looked through one by one. Of more one is made.
+const SETS_MAX: usize = 4;
+/// Of taking in a pod that has a place, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const POD_TICKS: u64 = 20;
+
+impl Core {
+    /// The pod has this node now.
+    pub(in crate::controller) fn note_neighbour(&mut self, uid: &PodUid, node: Option<&NodeName>) {
+        let Some(pod) = self.view.pod(uid) else { return };
+        let neighbour = node.and_then(|node| neighbour(pod, node));
+        self.pods.neighbours.set(&pod.at.namespace, uid, neighbour, self.view.terms_of(uid));
+    }
+
+    /// As if a pod that has no place had this one. None: it has none again.
+    fn assume(&mut self, uid: &PodUid, node: Option<&NodeName>) {
+        let Some(pod) = self.view.pod(uid).filter(|_| !self.pods.has_place(uid)) else { return };
+        let neighbour = node.and_then(|node| neighbour(pod, node));
+        self.pods.neighbours.assume(&pod.at.namespace, uid, neighbour, self.view.terms_of(uid));
+    }
+
+    /// As if a pod had asked for the first time.
+    #[cfg(test)]
+    pub(in crate::controller) fn wake_neighbours(&mut self) {
+        if !self.pods.neighbours.is_awake() {
+            let all = with_places(&self.view, &self.pods);
+            self.pods.neighbours.wake(all.into_iter());
+        }
+    }
+
+    /// What was followed is what there is.
+    #[cfg(test)]
+    pub(in crate::controller) fn check_neighbours(&self) {
+        let Some(known) = self.pods.neighbours.all() else { return };
+        let mut right = with_places(&self.view, &self.pods);
+        right.sort_by_key(|(namespace, uid, _)| (*namespace, *uid));
+        let right: Vec<_> = right.iter().map(|(namespace, uid, place)| (*namespace, *uid, place)).collect();
+        assert_eq!(known, right);
+    }
+
+    /// Pods that were tried in vain may find room since others have come to a place, or left one.
+    pub(in crate::controller) fn try_again_beside_others(&mut self) {
+        let stirred = self.pods.neighbours.take_stirred();
+        if stirred.is_none() {
+            return;
+        }
+        let concerned = |uid: &&PodUid| self.view.terms_of(uid).is_some_and(|terms| stirred.concerns(terms));
+        let concerned: Vec<PodUid> = self.queue.pods().filter(concerned).cloned().collect();
+        concerned.iter().for_each(|uid| self.queue.again(uid));
+    }
+
+    /// What other pods have against a pod that has no place.
+    pub(in crate::controller) fn ruled(&mut self, uid: &PodUid) -> Vec<Ruled> {
+        ruled(uid, &self.view, &mut self.pods, &mut self.capacity.index)
+    }
+
+    /// Where others keep the pod off.
+    pub(in crate::controller) fn kept_off(&mut self, uid: &PodUid) -> Vec<NodeSet> {
+        let ruled = self.ruled(uid);
+        sets(&ruled, &mut self.capacity.index)
+    }
+
+    /// The same of a pod that is to be made anew in place of this one, and requires nothing of others.
+    pub(in crate::controller) fn kept_off_anew(
+        &mut self,
+        uid: &PodUid,
+        demands: &Arc<Demands>,
+    ) -> Vec<NodeSet> {
+        let Some(pod) = self.view.pod(uid) else { return Vec::new() };
+        let ruled = ask((pod, demands, None), &self.view, &mut self.pods, &mut self.capacity.index);
+        sets(&ruled, &mut self.capacity.index)
+    }
+
+    /// What one of these has against the node.
+    pub(in crate::controller) fn why_apart(&self, ruled: &[Ruled], node: &NodeName) -> Option<Unfit> {
+        let object = self.view.node(node)?.object.as_deref()?;
+        ruled.iter().filter(|one| one.nodes.contains(node)).find_map(|one| one.judged.why(object))
+    }
+
+    /// Some of the pods that start together require something of others, maybe of each other.
+    pub(super) fn is_mutual(&self, parts: &[Part]) -> bool {
+        parts.len() > 1 && parts.iter().any(|part| self.view.terms_of(&part.pod).is_some())
+    }
+
+    /// Some of them must not be together.
+    pub(in crate::controller::steps) fn are_apart(&self, parts: &[Part]) -> bool {
+        let is_apart = |terms: &Arc<Terms>| !terms.apart.is_empty() || !terms.spread.is_empty();
+        parts.len() > 1 && parts.iter().any(|part| self.view.terms_of(&part.pod).is_some_and(is_apart))
+    }
+
+    /// Places pods that start together one after another, each as if those before it were there.
+    ///
+    /// # Errors
+    /// One of them has no place.
+    pub(super) fn decide_in_turn(&mut self, parts: &[Part], nth: usize) -> Result<Decision, Explanation> {
+        let (asks, is_several) = asks(parts, nth);
+        let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
+        let mut refused = None;
+        for at in allocate::in_order(&self.capacity.index, &asks) {
+            match self.decide_next(&parts[at], asks[at].clone(), is_several, placed.is_empty()) {
+                Ok(place) => {
+                    self.assume(&parts[at].pod, Some(&place.node));
+                    self.capacity.set_aside(Aside { places: vec![place.clone()], alone: is_several });
+                    placed.push((at, place));
+                }
+                Err(explanation) => {
+                    refused = Some(Explanation { gang: (placed.len(), parts.len()), ..explanation });
+                    break;
+                }
+            }
+        }
+        for (at, _) in &placed {
+            self.capacity.lift();
+            self.assume(&parts[*at].pod, None);
+        }
+        placed.sort_by_key(|(at, _)| *at);
+        let placements = placed.into_iter().map(|(_, place)| place).collect();
+        refused.map_or(Ok(Decision { placements }), Err)
+    }
+
+    fn decide_next(
+        &mut self,
+        part: &Part,
+        mut ask: PodAsk,
+        is_several: bool,
+        is_first: bool,
+    ) -> Result<Placement, Explanation> {
+        let spent = |ask: &PodAsk| Explanation {
+            gang: (0, 1),
+            shortage: Shortage::Unsearched { wants: ask.shape.wants.len() },
+            skipped: Skipped::default(),
+        };
+        if !is_first && !self.capacity.index.goes_on() {
+            return Err(spent(&ask));
+        }
+        let apart = self.kept_off(&part.pod);
+        ask.nodes = part.nodes_beside(apart);
+        let asks = std::slice::from_ref(&ask);
+        let decision = match is_several {
+            false => allocate::decide(&mut self.capacity.index, asks, part.policy),
+            true => multi_gpu::decide(&mut self.capacity, asks, part.policy),
+        };
+        decision?.placements.into_iter().next().ok_or_else(|| spent(&ask))
+    }
+}
+
+impl Part {
+    /// Where the pod may go if others keep it off these.
+    fn nodes_beside(&self, apart: Vec<NodeSet>) -> Nodes {
+        match &self.nodes {
+            Nodes::Only(names) => {
+                let is_open = |name: &&NodeName| !apart.iter().any(|nodes| nodes.contains(*name));
+                Nodes::Only(names.iter().filter(is_open).cloned().collect())
+            }
+            Nodes::Any => Nodes::Except(apart),
+            Nodes::Except(sets) => {
+                let of_others = |set: &&NodeSet| self.apart.iter().any(|one| Arc::ptr_eq(one, set));
+                Nodes::Except(sets.iter().filter(|set| !of_others(set)).cloned().chain(apart).collect())
+            }
+        }
+    }
+}
+
+/// None: no selector can be about it, or it has ended.
+fn neighbour(pod: &Pod, node: &NodeName) -> Option<Neighbour> {
+    let labels = pod.standing.labels.as_ref().filter(|_| pod.room.pods > 0)?;
+    Some(Neighbour {
+        node: node.clone(),
+        labels: labels.clone(),
+        is_bound: pod.node.is_some(),
+        is_ending: pod.ending,
+    })
+}
+
+/// What other pods have against a pod that has no place. That is looked up for each pod and paid for.
+pub(super) fn ruled(uid: &PodUid, view: &ClusterView, pods: &mut Pods, index: &mut Index) -> Vec<Ruled> {
+    let Some(pod) = view.pod(uid).filter(|_| !pods.has_place(uid)) else { return Vec::new() };
+    let Some(demands) = &pod.demands else { return Vec::new() };
+    ask((pod, demands, view.terms_of(uid)), view, pods, index)
+}
+
+fn ask(
+    (pod, demands, terms): (&Pod, &Arc<Demands>, Option<&Arc<Terms>>),
+    view: &ClusterView,
+    pods: &mut Pods,
+    index: &mut Index,
+) -> Vec<Ruled> {
+    let Some(labels) = pod.standing.labels.as_deref() else { return Vec::new() };
+    if terms.is_some() && !pods.neighbours.is_awake() {
+        let all = with_places(view, pods);
+        index.pay(POD_TICKS * all.len() as u64);
+        pods.neighbours.wake(all.into_iter());
+    }
+    let together = terms.is_some() && matches!(pods.unit_of(&pod.at.uid), UnitKey::Gang { .. });
+    let asker = Asker { namespace: &pod.at.namespace, labels, terms, demands, together };
+    let (ruled, ticks) = pods.neighbours.of(&asker, view);
+    index.pay(ticks);
+    ruled
+}
+
+fn with_places<'a>(view: &'a ClusterView, pods: &Pods) -> Vec<(&'a str, &'a PodUid, Neighbour)> {
+    let there = |pod: &'a Pod| {
+        let place = neighbour(pod, pods.node_of(&pod.at.uid)?)?;
+        Some((pod.at.namespace.as_str(), &pod.at.uid, place))
+    };
+    view.pods().filter_map(there).collect()
+}
+
+/// Where they keep the pod off.
+pub(super) fn sets(ruled: &[Ruled], index: &mut Index) -> Vec<NodeSet> {
+    if ruled.len() <= SETS_MAX {
+        return ruled.iter().map(|one| one.nodes.clone()).collect();
+    }
+    let all = ruled.iter().map(|one| one.nodes.len() as u64).sum::<u64>();
+    index.pay(KEPT_TICKS.saturating_mul(all));
+    let one: BTreeSet<NodeName> = ruled.iter().flat_map(|one| one.nodes.iter()).cloned().collect();
+    vec![Arc::new(one)]
+}
