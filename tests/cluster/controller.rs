@@ -86,13 +86,23 @@ async fn create_hollow(cluster: &TestCluster, name: &str, devices: Value, change
     cluster.create(pod).await;
 }
 
-/// No two such pods of the test can be on one node: only kube-scheduler looks at it.
+/// No two such pods of the test can be on one node.
 fn keep_apart(pod: &mut Value) {
     pod["metadata"]["labels"]["apart"] = json!("yes");
     let others =
         json!({"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"apart": "yes"}}});
     pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
         json!([others]);
+}
+
+/// The same, and only kube-scheduler knows it: the term chooses the test's namespace by its labels, in a way that the
+/// controller does not read.
+fn keep_apart_unseen(namespace: &str, pod: &mut Value) {
+    keep_apart(pod);
+    let required =
+        &mut pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    required[0]["namespaceSelector"] = json!({"matchLabels": {"kubernetes.io/metadata.name": namespace},
+        "matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "Exists"}]});
 }
 
 /// A PriorityClass that goes with the test: more urgent than what has none, and that ends nobody's pods.

@@ -209,7 +209,7 @@ async fn claims_that_others_write_to_are_placed_all_the_same_and_nothing_is_lost
     hollow::end(cluster).await;
 }
 
-/// On one node it must not be beside another pod, which only the scheduler looks at; on the other there is no GPU. The scheduler
+/// On one node it must not be beside another pod, by a term that only the scheduler reads; on the other there is no GPU. The scheduler
 /// takes the allocation back again and again, and each time the controller is longer in giving it.
 #[tokio::test]
 #[ignore = "needs a rig"]
@@ -224,14 +224,14 @@ async fn where_no_node_will_have_a_pod_its_claim_is_written_ever_more_rarely() {
         create_hollow(&cluster, &format!("most-{nth}"), most(), there).await;
     }
     create_hollow(&cluster, "first", share(json!({"memory": "4Gi"})), |pod| {
-        super::keep_apart(pod);
+        super::keep_apart_unseen(&cluster.namespace, pod);
         pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] = json!("hollow-0");
     })
     .await;
     wait_bound(&cluster, gpus + 1).await;
     let count = Writes::begin(&cluster.client, &cluster.namespace, "nowhere").await;
     let begin = std::time::Instant::now();
-    create_hollow(&cluster, "nowhere", most(), super::keep_apart).await;
+    create_hollow(&cluster, "nowhere", most(), |pod| super::keep_apart_unseen(&cluster.namespace, pod)).await;
     // After 10 s and after 20 s more.
     let three = || async { (count.allocations() >= 3).then_some(()) };
     wait_until("the claim to be placed three times in vain", PATIENCE, three).await;

@@ -63,7 +63,7 @@ async fn what_was_placed_on_a_node_that_is_lost_is_placed_on_another() {
     hollow::end(cluster).await;
 }
 
-/// The second pod must not be beside the first, which is not what the controller looks at: the scheduler takes the
+/// The second pod must not be beside the first, by a term that the controller does not read: the scheduler takes the
 /// allocation back (PostFilter), once, and the next one is elsewhere.
 #[tokio::test]
 #[ignore = "needs a rig"]
@@ -72,7 +72,7 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     let cluster = super::bed_beside(test, 2).await;
     let apart = |name: &str| {
         let mut pod = on_hollow(as_nobody(user_of(name, name)));
-        super::keep_apart(&mut pod);
+        super::keep_apart_unseen(&cluster.namespace, &mut pod);
         pod
     };
     let auditor = Auditor::begin(&cluster.client).await;
@@ -116,6 +116,50 @@ async fn pods_that_take_one_port_of_their_nodes_are_bound_without_another_try() 
     assert_eq!(nodes.len(), 3);
     auditor.end().await;
     hollow::end(cluster).await;
+}
+
+/// Replicas that must be apart, and those that are spread, come to their nodes at once: none is refused anywhere.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn replicas_that_must_be_apart_or_spread_are_bound_without_another_try() {
+    let test = "replicas_that_must_be_apart_or_spread_are_bound_without_another_try";
+    let cluster = super::bed_beside(test, 4).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    let names = |what: &str, count: usize| (0..count).map(|nth| format!("{what}-{nth}")).collect::<Vec<_>>();
+    let apart = names("apart", 4);
+    for name in &apart {
+        super::create_hollow(&cluster, name, share(json!({"memory": "4Gi"})), super::keep_apart).await;
+    }
+    let nodes = bound_at_once(&cluster, &apart).await;
+    assert_eq!(nodes.values().copied().collect::<Vec<_>>(), [1, 1, 1, 1], "{nodes:?}");
+    super::create_hollow(&cluster, "one-more", share(json!({"memory": "4Gi"})), super::keep_apart).await;
+    super::wait_told(&cluster, "one-more", super::WAITS).await;
+    let said = why(&cluster, "pod/one-more");
+    assert!(has_row(&said, "hollow-0", "where 1 pod matches the pod's required anti-affinity"), "{said}");
+    let spread = names("spread", 8);
+    for name in &spread {
+        super::create_hollow(&cluster, name, share(json!({"memory": "1Gi"})), |pod| {
+            pod["metadata"]["labels"]["spread"] = json!("yes");
+            pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule",
+                "topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"spread": "yes"}}}]);
+        })
+        .await;
+    }
+    let nodes = bound_at_once(&cluster, &spread).await;
+    assert_eq!(nodes.values().copied().collect::<Vec<_>>(), [2, 2, 2, 2], "{nodes:?}");
+    auditor.end().await;
+    hollow::end(cluster).await;
+}
+
+/// How many of these pods are on each node, once all of them are bound. No node has refused one.
+async fn bound_at_once(cluster: &TestCluster, names: &[String]) -> std::collections::BTreeMap<String, usize> {
+    let mut nodes = std::collections::BTreeMap::new();
+    for name in names {
+        *nodes.entry(wait_node(cluster, name).await).or_default() += 1;
+        let events = cluster.events(name).await;
+        assert!(!events.iter().any(|event| event.starts_with("GpuShareMoved")), "{events:?}");
+    }
+    nodes
 }
 
 /// A PersistentVolume of this node alone, bound to a PersistentVolumeClaim of the test. The volume goes with the test.
