@@ -102,7 +102,8 @@ pub struct Neighbours {
     stirred: Stirred,
 }
 
-/// Namespaces in which pods have come to a place, and left one, since this was last asked.
+/// Namespaces in which pods were bound, and have left a place or what a term is about, since this was last asked. That a
+/// pod is placed lets no other find room that it did not find before.
 #[derive(Debug, Default)]
 pub struct Stirred {
     came: BTreeSet<Arc<str>>,
@@ -187,7 +188,7 @@ impl Neighbours {
         self.note(namespace, pod, place);
     }
 
-    /// Whether it has come somewhere, and left.
+    /// Whether it has come somewhere, as one that is bound, and left.
     fn note(&mut self, namespace: &str, pod: &PodUid, place: Option<Neighbour>) -> (bool, bool) {
         let Some(all) = &mut self.all else { return (false, false) };
         let known = all.get(namespace).and_then(|pods| pods.get(pod));
@@ -207,7 +208,7 @@ impl Neighbours {
         if pods.is_empty() {
             all.remove(namespace);
         }
-        let (came, left) = (place.is_some(), before.is_some());
+        let (came, left) = moved(before.as_ref(), place.as_ref());
         let left_one = before.map(|pod| Change { namespace: name.clone(), pod, is_there: false });
         let came_one = place.map(|pod| Change { namespace: name, pod, is_there: true });
         self.log.extend(left_one.into_iter().chain(came_one));
@@ -388,6 +389,16 @@ impl Ruled {
         *ticks += NODE_TICKS * looked + KEPT_TICKS * nodes.len() as u64;
         Self { judged: Arc::new(judged), nodes: Arc::new(nodes), seen }
     }
+}
+
+/// Whether others may find room since the pod has come, and since it has left.
+fn moved(before: Option<&Neighbour>, now: Option<&Neighbour>) -> (bool, bool) {
+    let is_same = |one: &Neighbour, other: &Neighbour| one.node == other.node && one.labels == other.labels;
+    let was_bound = |now| before.is_some_and(|before| before.is_bound && is_same(before, now));
+    let stays =
+        |before: &Neighbour| now.is_some_and(|now| is_same(before, now) && before.is_ending == now.is_ending);
+    let came = now.is_some_and(|now| now.is_bound && !was_bound(now));
+    (came, before.is_some_and(|before| !stays(before)))
 }
 
 /// The nodes that are known, with what was counted there.

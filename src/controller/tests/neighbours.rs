@@ -176,6 +176,12 @@ fn replicas_that_are_spread_come_to_each_zone_in_turn() {
     let pod = both(&app("web"), &spread(ZONE, "web"));
     let all = names("web-", 7);
     all.iter().for_each(|name| share(&mut cluster, name, &pod));
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    assert_eq!(cluster.core.tracker.planned_claims().count(), 3);
+    let again = cluster.core.round(cluster.now, &mut String::new);
+    assert_eq!((again.decided, again.refused), (0, 0), "nobody is tried again before one is bound");
+    cluster.writes.extend(again.writes);
     cluster.settle(LONG);
     assert_eq!(by_zone(&nodes_of(&cluster, &all)), [1, 1, 1], "none is bound yet");
     bind(&mut cluster, &all);
