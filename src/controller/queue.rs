@@ -433,6 +433,11 @@ impl Queue {
         of_pod.filter(|(_, one)| one.until > now || !one.open).map(|(node, _)| node).collect()
     }
 
+    /// Something but room may keep the pod from a share: a node has refused it, or its scheduler has left it alone.
+    pub fn is_kept_from_nodes(&self, pod: &PodUid) -> bool {
+        self.excluded.contains_key(pod) || self.paused.contains_key(pod)
+    }
+
     /// Zones with a node that has refused the pod: until the pod has no place in any other.
     pub fn excluded_zones(&self, pod: &PodUid) -> BTreeSet<&str> {
         let of_pod = self.excluded.get(pod).into_iter().flat_map(BTreeMap::values);

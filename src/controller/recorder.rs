@@ -205,6 +205,13 @@ impl EventRecorder {
         self.note_moved(pod, words, now);
     }
 
+    /// The allocation of a pod is taken back for an older pod of its group.
+    pub fn gave_way(&mut self, pod: &Pod, now: Moment) {
+        let words = "the allocation is taken back: an older pod of its group waits for the same, and their scheduler tries the \
+                     oldest first, and no other before that one is bound";
+        self.note_moved(pod, words.to_owned(), now);
+    }
+
     fn note_moved(&mut self, pod: &Pod, mut words: String, now: Moment) {
         self.has_no_place(&pod.at.uid);
         let untold = match self.moved.get_mut(&pod.at.uid) {

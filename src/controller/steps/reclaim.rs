@@ -1,12 +1,24 @@
 //! Allocations of ours that nobody uses: their pod is gone, or cannot be bound where they are.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::controller::Moment;
 use crate::controller::core::Core;
+use crate::controller::queue::TriedBy;
+use crate::controller::steps::units::tried_by;
 use crate::controller::tracker::Because;
-use crate::controller::view::{Claim, Pod};
+use crate::controller::view::{Asks, Claim, Pod};
 use crate::model::claim::ClaimKey;
 use crate::model::names::NodeName;
 use crate::select::untolerated;
+
+/// Pods of one group of which the oldest is tried first.
+#[derive(Default)]
+struct InOrder<'a> {
+    waiting: Vec<&'a Pod>,
+    /// With a share that nobody uses.
+    placed: Vec<(&'a Pod, ClaimKey)>,
+}
 
 impl Core {
     pub(in crate::controller) fn reclaim_unused(&mut self, now: Moment) {
@@ -14,9 +26,14 @@ impl Core {
         if !self.tracker.may_review(now) {
             return;
         }
-        for key in self.tracker.unused() {
+        let unused = self.tracker.unused();
+        let give_way = self.overtakers(&unused);
+        for key in unused {
             let Some(claim) = self.view.claim(key) else { continue };
-            let because = self.why_unused(claim);
+            let because = match self.why_unused(claim) {
+                Because::Young if give_way.contains(&key) => Because::Overtook,
+                because => because,
+            };
             if let Some(because) = self.tracker.judge(key, because, &self.rules, now) {
                 self.take_back(key, because, now);
             }
@@ -41,12 +58,62 @@ impl Core {
         self.unfit(claim, &pods, node).map_or(Because::Young, Because::Unfit)
     }
 
+    /// Unused claims of pods of which older ones of the same group wait, for the same and for nothing but room: their
+    /// scheduler binds none of them before the oldest. The youngest give way, as many as wait. Pods of a gang that start
+    /// together have their shares together, too.
+    fn overtakers(&self, unused: &[ClaimKey]) -> BTreeSet<ClaimKey> {
+        let mut groups: BTreeMap<(&str, &str), InOrder> = BTreeMap::new();
+        for (key, claim) in unused.iter().filter_map(|key| Some((*key, self.view.claim(*key)?))) {
+            for pod in self.view.pods_of(claim).filter(|pod| !pod.ending && pod.claims.len() == 1) {
+                let Some(group) = self.in_order_of_age(pod) else { continue };
+                groups.entry(group).or_default().placed.push((pod, key));
+            }
+        }
+        if groups.is_empty() {
+            return BTreeSet::new();
+        }
+        for pod in self.queue.pods().filter_map(|pod| self.view.pod(pod)) {
+            let group = self.in_order_of_age(pod).and_then(|group| groups.get_mut(&group));
+            if let Some(group) = group.filter(|_| !self.queue.is_kept_from_nodes(&pod.at.uid)) {
+                group.waiting.push(pod);
+            }
+        }
+        let age = |pod: &Pod| (pod.created, pod.at.uid.clone());
+        let mut give_way = BTreeSet::new();
+        for InOrder { mut waiting, mut placed } in groups.into_values() {
+            waiting.sort_by_cached_key(|pod| age(pod));
+            placed.sort_by_cached_key(|(pod, _)| std::cmp::Reverse(age(pod)));
+            let pairs = waiting.into_iter().zip(placed);
+            let overtaken = pairs.take_while(|(first, (pod, _))| age(first) < age(pod));
+            let same = overtaken.filter(|(first, (pod, _))| {
+                self.asks_of(first) == self.asks_of(pod) && !self.view.is_being_bound(pod)
+            });
+            give_way.extend(same.map(|(_, (_, key))| key));
+        }
+        give_way
+    }
+
+    /// The group of a pod whose scheduler tries the oldest first, where each pod of it starts by itself.
+    fn in_order_of_age<'a>(&self, pod: &'a Pod) -> Option<(&'a str, &'a str)> {
+        let gang = pod.gang().filter(|_| tried_by(pod) == TriedBy::Age && self.view.minimum(pod).is_one())?;
+        Some((&pod.at.namespace, &gang.name))
+    }
+
+    fn asks_of(&self, pod: &Pod) -> Vec<Option<&Asks>> {
+        let claims = pod.claims.iter().map(|claim| self.view.claim_named(&pod.at.namespace, claim));
+        claims.map(|claim| claim.map(|claim| &claim.asks)).collect()
+    }
+
     fn take_back(&mut self, key: ClaimKey, because: Because, now: Moment) {
         let is_young = because == Because::Young;
+        if because == Because::Overtook {
+            self.give_way(key, now);
+            return;
+        }
         let why = match because {
             Because::Unfit(why) => why,
             Because::Young => "the scheduler has not bound the pod to it".to_owned(),
-            Because::NoPods | Because::Settled => return,
+            Because::NoPods | Because::Settled | Because::Overtook => return,
         };
         let Some(claim) = self.view.claim(key) else { return };
         let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
@@ -59,6 +126,14 @@ impl Core {
             }
             self.queue.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
             self.recorder.moved(pod, node, &why, now);
+        }
+    }
+
+    /// Its share is the older pod's, which comes first when both wait.
+    fn give_way(&mut self, key: ClaimKey, now: Moment) {
+        let Some(claim) = self.view.claim(key) else { return };
+        for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
+            self.recorder.gave_way(pod, now);
         }
     }
 

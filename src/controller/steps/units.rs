@@ -168,7 +168,7 @@ fn waiter(pod: &Pod, minimum: Minimum) -> Waiter {
 
 /// Volcano tries the pods of a group by the number at the end of their names, where that has three parts or more, KAI the
 /// oldest first. Both try no others where one of the first has no node: these have to be the ones with shares.
-fn tried_by(pod: &Pod) -> TriedBy {
+pub(super) fn tried_by(pod: &Pod) -> TriedBy {
     match pod.gang().map(|gang| gang.family) {
         Some(Family::Volcano) => number(pod.at.name.as_str()).map_or(TriedBy::Any, TriedBy::Number),
         // kube-scheduler has no such order, whatever name the group goes by.

@@ -159,6 +159,47 @@ fn the_first_of_kais_pods_are_the_oldest_whenever_they_come() {
     assert_eq!(placed(&endless, "m"), 10, "after 10 s it waits for no more");
 }
 
+/// Each of them starts by itself, so none is waited for, and the youngest come first here.
+#[test]
+fn a_pod_of_kais_gives_its_share_to_an_older_one_of_its_group_that_has_none() {
+    let pod = |nth: usize| {
+        let created = format!("2026-08-01T10:00:{nth:02}Z");
+        json!({"metadata": {"annotations": {"pod-group-name": "g"}, "creationTimestamp": created},
+            "spec": {"schedulerName": "kai-scheduler"}})
+    };
+    let with = |cluster: &Cluster| {
+        (0..7).filter(|nth| cluster.place(&format!("m{nth}")).is_some()).collect::<Vec<usize>>()
+    };
+    let mut cluster = cluster(1, 5);
+    cluster.put_group(PodGroupApi::Kai, "g", json!({"spec": {"minMember": 1}}));
+    for nth in (0..7).rev() {
+        member(&mut cluster, &format!("m{nth}"), &pod(nth));
+        cluster.settle(SECOND / 2);
+    }
+    assert_eq!(with(&cluster), [2, 3, 4, 5, 6]);
+    cluster.settle(10 * SECOND);
+    assert_eq!(with(&cluster), [0, 1, 2, 3, 4], "KAI binds none of them before the oldest");
+    let words = told(&mut cluster).join("\n");
+    assert!(
+        words.contains("the allocation is taken back: an older pod of its group waits for the same"),
+        "{words}"
+    );
+    cluster.check();
+    // Who asks for something else may wait for something else.
+    let mut other = super::scenes::cluster(1, 5);
+    other.put_group(PodGroupApi::Kai, "g", json!({"spec": {"minMember": 1}}));
+    for nth in (1..7).rev() {
+        member(&mut other, &format!("m{nth}"), &pod(nth));
+        other.settle(SECOND / 2);
+    }
+    assert_eq!(with(&other), [2, 3, 4, 5, 6]);
+    other.drop_pod("m1", true);
+    other.put_share("m0", json!({"memory": "60Gi"}), 1);
+    other.put_pod("m0", &["m0"], pod(0));
+    other.settle(10 * SECOND);
+    assert_eq!(with(&other), [2, 3, 4, 5, 6]);
+}
+
 #[test]
 fn each_part_of_a_gang_has_its_number() {
     let of_volcano = |task: &str| json!({"metadata": {"annotations": {"scheduling.k8s.io/group-name": "g", "volcano.sh/task-spec": task}}});

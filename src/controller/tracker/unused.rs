@@ -30,7 +30,7 @@ impl Unused {
             Because::Settled => None,
             Because::Young => Some(self.since + rules.stuck),
             Because::NoPods => Some(self.since + rules.unused),
-            Because::Unfit(_) => Some(self.since + UNFIT_FOR),
+            Because::Unfit(_) | Because::Overtook => Some(self.since + UNFIT_FOR),
         }
     }
 }
@@ -42,6 +42,8 @@ pub enum Because {
     NoPods,
     /// The pods cannot run where it is.
     Unfit(String),
+    /// An older pod of its group has no share, and their scheduler tries the oldest first, and no other.
+    Overtook,
     /// It is as it should be.
     Settled,
 }

@@ -54,6 +54,12 @@ impl ClusterView {
         Vec::new()
     }
 
+    /// KAI has decided where this pod goes, and waits for that to be written.
+    pub fn is_being_bound(&self, pod: &Pod) -> bool {
+        let at = (&pod.at.namespace, &pod.at.name);
+        self.optional.bind_requests.open.values().any(|one| (&one.pod.0, &one.pod.1) == at)
+    }
+
     /// GPUs that KAI has decided to give to pods that wait for them to be written. Of a pod that is bound, all is
     /// written; of one whose claim has an allocation already, the claim tells.
     pub fn named_by_bind_requests(&self) -> BTreeSet<GpuRef> {
