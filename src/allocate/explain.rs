@@ -76,24 +76,39 @@ impl fmt::Display for MigShortage {
 /// What was no candidate, each counted once, by the first reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skipped {
+    pub nodes: SkippedNodes,
+    pub gpus: SkippedGpus,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SkippedNodes {
     /// Nodes that the pod may not run on.
-    pub nodes_not_allowed: usize,
+    pub not_allowed: usize,
     /// Nodes that have as many pods as they may, those placed before in this decision among them.
     pub pods: usize,
     /// Nodes without the CPU: how many, what is needed, the most that is left (thousandths), and where.
     pub cpu: Option<(usize, u64, u64, String)>,
     /// The same for memory, in MiB.
     pub memory: Option<(usize, u64, u64, String)>,
-    /// GPUs.
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SkippedGpus {
     pub closed: usize,
-    pub other_product: usize,
-    pub isolation: usize,
+    pub unfit: UnfitGpus,
     /// A selector does not choose them.
     pub not_selected: Option<Box<NotSelected>>,
     /// A selector fails on them: how many, and the first failure.
     pub failed: Option<Box<(usize, String)>>,
     /// A taint is not tolerated: how many, and the first such taint.
     pub tainted: Option<Box<(usize, String)>>,
+}
+
+/// GPUs of classes of which none will do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnfitGpus {
+    pub other_product: usize,
+    pub isolation: usize,
     /// Less can be granted of them than is asked, even idle.
     pub too_small: Option<Box<TooSmall>>,
     /// What is asked of them is less than 1 MiB for each process.
@@ -147,15 +162,15 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
         let (mut skipped, mut most) = (Skipped::default(), Most::default());
         for node in nodes.all.iter().flatten() {
             if !pod.nodes.allow(&node.name) {
-                skipped.nodes_not_allowed += 1;
+                skipped.nodes.not_allowed += 1;
             } else if node.free_pods() < terms.pods {
-                skipped.pods += 1;
+                skipped.nodes.pods += 1;
             } else if node.free_cpu_milli() < terms.cpu_milli {
-                more(&mut skipped.cpu, terms.cpu_milli, node.free_cpu_milli(), node);
+                more(&mut skipped.nodes.cpu, terms.cpu_milli, node.free_cpu_milli(), node);
             } else if node.free_memory_mib() < terms.memory_mib {
-                more(&mut skipped.memory, terms.memory_mib, node.free_memory_mib(), node);
+                more(&mut skipped.nodes.memory, terms.memory_mib, node.free_memory_mib(), node);
             } else {
-                most.look(node, &sought, &mut skipped);
+                most.look(node, &sought, &mut skipped.gpus);
             }
         }
         if most.candidates == 0 || most.fitting < one.gpus {
@@ -239,7 +254,7 @@ impl<'a> Most<'a> {
         &mut self,
         node: &'a Node,
         Sought { want, terms, fit, taints, classes }: &Sought<'_>,
-        skipped: &mut Skipped,
+        skipped: &mut SkippedGpus,
     ) {
         if self.all_too_full(node, terms, fit) {
             return;
@@ -263,7 +278,7 @@ impl<'a> Most<'a> {
                 }
                 Ok(needs) => needs,
                 Err(unfit) => {
-                    skipped.unfit(unfit, want, class);
+                    skipped.unfit.note(unfit, want, class);
                     continue;
                 }
             };
@@ -336,7 +351,7 @@ impl<'a> Most<'a> {
     }
 }
 
-impl Skipped {
+impl SkippedGpus {
     fn not_borne(&mut self, taints: &[Taint], want: &Want) {
         let first = || untolerated(taints, &want.tolerations).map(ToString::to_string).unwrap_or_default();
         self.tainted.get_or_insert_with(|| Box::new((0, first()))).0 += 1;
@@ -356,8 +371,10 @@ impl Skipped {
             }
         }
     }
+}
 
-    fn unfit(&mut self, unfit: Unfit, want: &Want, class: &Class) {
+impl UnfitGpus {
+    fn note(&mut self, unfit: Unfit, want: &Want, class: &Class) {
         match unfit {
             Unfit::Product => self.other_product += 1,
             Unfit::Isolation => self.isolation += 1,
@@ -476,41 +493,41 @@ fn s(count: u32) -> &'static str {
 
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unfit, SkippedNodes { not_allowed, pods, cpu, memory }) = (&self.gpus.unfit, &self.nodes);
         let gpus = [
-            (self.sliver as usize, "of which the share is less than 1 MiB for each process"),
-            (self.processes as usize, "with fewer client slots than maxProcesses, even idle"),
-            (self.other_product, "of another product"),
-            (self.isolation, "below the isolation asked for"),
-            (self.cut as usize, "cut into MIG devices, which minimumIsolation mig asks for"),
+            (unfit.sliver as usize, "of which the share is less than 1 MiB for each process"),
+            (unfit.processes as usize, "with fewer client slots than maxProcesses, even idle"),
+            (unfit.other_product, "of another product"),
+            (unfit.isolation, "below the isolation asked for"),
+            (unfit.cut as usize, "cut into MIG devices, which minimumIsolation mig asks for"),
             (
-                self.by_scheduler as usize,
+                unfit.by_scheduler as usize,
                 "given whole or cut (mig.keep), which only kube-scheduler gives whole: ask by class gpu.nvidia.com",
             ),
-            (self.closed, "not open to shares"),
+            (self.gpus.closed, "not open to shares"),
         ];
-        let nodes =
-            [(self.nodes_not_allowed, "that the pod may not run on"), (self.pods, "at the pod limit")];
+        let nodes = [(*not_allowed, "that the pod may not run on"), (*pods, "at the pod limit")];
         let counted = |count: usize, what: &str, words: &str| {
             (count > 0).then(|| format!("{count} {what}{} {words}", s(count as u32)))
         };
         let gpus = gpus.into_iter().filter_map(|(count, words)| counted(count, "GPU", words));
         let nodes = nodes.into_iter().filter_map(|(count, words)| counted(count, "node", words));
-        let small = self.too_small.iter().map(ToString::to_string);
-        let left_out = self.not_selected.iter().map(ToString::to_string);
+        let small = unfit.too_small.iter().map(ToString::to_string);
+        let left_out = self.gpus.not_selected.iter().map(ToString::to_string);
         let mut words: Vec<String> = small.chain(gpus).chain(left_out).chain(nodes).collect();
-        if let Some((count, needed, most, node)) = &self.cpu {
+        if let Some((count, needed, most, node)) = cpu {
             let without = format!("without {needed}m CPU (most left is {most}m on node {node})");
             words.extend(counted(*count, "node", &without));
         }
-        if let Some((count, needed, most, node)) = &self.memory {
+        if let Some((count, needed, most, node)) = memory {
             let without = format!("without {needed} MiB of memory (most left is {most} MiB on node {node})");
             words.extend(counted(*count, "node", &without));
         }
-        if let Some((count, taint)) = self.tainted.as_deref() {
+        if let Some((count, taint)) = self.gpus.tainted.as_deref() {
             let with = format!("with a taint that the request does not tolerate (the first is {taint})");
             words.extend(counted(*count, "GPU", &with));
         }
-        if let Some((count, failure)) = self.failed.as_deref() {
+        if let Some((count, failure)) = self.gpus.failed.as_deref() {
             words.extend(counted(*count, "GPU", &format!("on which {failure}")));
         }
         f.write_str(&words.join(", "))

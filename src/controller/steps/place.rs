@@ -441,14 +441,14 @@ impl Core {
     pub(in crate::controller) fn explained(&mut self, part: &Part, explanation: &Explanation) -> Refused {
         let mut words = explanation.to_string();
         let ruled = self.ruled(&part.pod);
-        if let (Some(pod), true) = (self.view.pod(&part.pod), explanation.skipped.nodes_not_allowed > 0) {
+        if let (Some(pod), true) = (self.view.pod(&part.pod), explanation.skipped.nodes.not_allowed > 0) {
             let mut names = self.capacity.index.nodes().map(|view| view.name());
             let why =
                 |name| self.why_not(pod, name).or_else(|| Some(self.why_apart(&ruled, name)?.to_string()));
             let first = names.find_map(|name| Some(format!("; node {name} {}", why(name)?)));
             words.push_str(&first.unwrap_or_default());
         }
-        if explanation.skipped.not_selected.is_some() || explanation.skipped.failed.is_some() {
+        if explanation.skipped.gpus.not_selected.is_some() || explanation.skipped.gpus.failed.is_some() {
             let claims = part.claims.iter().filter_map(|key| self.view.claim(*key));
             let with = self.classes(claims).into_iter().filter(|(_, class)| !class.selectors.is_empty());
             if let Some((name, _)) = with.into_iter().next() {
@@ -459,7 +459,7 @@ impl Core {
             words.push_str(&self.not_shared(part).unwrap_or_default());
         }
         if let (Shortage::Candidates { .. }, Some(left)) =
-            (&explanation.shortage, explanation.skipped.not_selected.as_ref())
+            (&explanation.shortage, explanation.skipped.gpus.not_selected.as_ref())
             && select::is_by_memory_capacity(&left.selector)
         {
             words.push_str(&format!("; {}", select::BY_TOTAL_MEMORY));

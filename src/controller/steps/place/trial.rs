@@ -194,7 +194,7 @@ impl Core {
             },
             Err(explanation) => {
                 let mut refused = self.explained(&parts[0], &explanation);
-                if self.is_mutual(parts) && explanation.skipped.nodes_not_allowed > 0 {
+                if self.is_mutual(parts) && explanation.skipped.nodes.not_allowed > 0 {
                     refused
                         .words
                         .push_str("; what pods of its gang require of other pods keeps them off nodes");
