@@ -3,6 +3,7 @@
 mod check;
 mod end;
 mod limits;
+mod outage;
 mod shm;
 
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use thiserror::Error;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use self::outage::Outage;
 use super::record::{DesiredState, Record};
 use super::tools::Tools;
 use crate::daemon::{DaemonError, Folder, Process, protocol};
@@ -96,26 +98,27 @@ struct State {
     /// Since the last time that it came up.
     serving_since: Option<Instant>,
     resting_since: Instant,
-    down: Option<Down>,
-    /// Since it last served for long.
-    failures: u32,
-    /// The daemon did not answer the last time; it may be slow only.
-    missed_answer: bool,
-    /// Another client occupies the daemon; logged once.
-    busy_told: bool,
-    /// The problem of the GPUs that was logged last, so that each is logged once.
-    boards_told: Option<String>,
-    /// The same for the memory of the tenants.
-    shm_told: Option<String>,
-    shm: Option<SharedMemory>,
-    /// Tenants may have left something there.
-    to_empty: bool,
+    outage: Outage,
+    logged: LoggedProblems,
+    shm: TenantsMemory,
     retired: bool,
 }
 
-struct Down {
-    reason: String,
-    retry_at: Instant,
+/// The problems that were logged last, so that each is logged once.
+#[derive(Default)]
+struct LoggedProblems {
+    /// Another client occupies the daemon.
+    busy: bool,
+    boards: Option<String>,
+    /// Of the memory that tenants share.
+    shm: Option<String>,
+}
+
+/// What tenants share as /dev/shm.
+struct TenantsMemory {
+    usage: Option<SharedMemory>,
+    /// They may have left something there.
+    to_empty: bool,
 }
 
 impl<B: ComputeModes> Group<B> {
@@ -145,14 +148,9 @@ impl<B: ComputeModes> Group<B> {
             servers: Vec::new(),
             serving_since: None,
             resting_since: Instant::now(),
-            down: None,
-            failures: 0,
-            missed_answer: false,
-            busy_told: false,
-            boards_told: None,
-            shm_told: None,
-            shm: None,
-            to_empty,
+            outage: Outage::default(),
+            logged: LoggedProblems::default(),
+            shm: TenantsMemory { usage: None, to_empty },
             retired: false,
             record,
         };
@@ -216,7 +214,7 @@ impl<B: ComputeModes> Group<B> {
         if state.retired {
             return Err(GroupError::Retired);
         }
-        if state.to_empty && !self.empty_shm(&mut state).await {
+        if state.shm.to_empty && !self.empty_shm(&mut state).await {
             self.retire(&mut state).await;
             self.publish(&state);
             return Err(if state.retired {
@@ -278,10 +276,9 @@ impl<B: ComputeModes> Group<B> {
             self.start(state).await?;
         }
         self.put_in_force(state, &limits).await?;
-        state.down = None;
-        state.missed_answer = false;
+        state.outage.end();
         state.serving_since.get_or_insert_with(Instant::now);
-        state.shm = state.shm.or_else(|| self.folder.shm_usage());
+        state.shm.usage = state.shm.usage.or_else(|| self.folder.shm_usage());
         Ok(())
     }
 
@@ -415,18 +412,17 @@ impl State {
             compute_answer: self.answers.compute.clone(),
             deaths: self.record.deaths,
             servers: self.servers.clone(),
-            shm: self.shm,
+            shm: self.shm.usage,
         }
     }
 
     fn phase(&self) -> DaemonPhase {
-        let reason =
-            |usual: &str| self.down.as_ref().map_or_else(|| usual.to_owned(), |down| down.reason.clone());
+        let reason = |usual: &str| self.outage.reason().unwrap_or(usual).to_owned();
         match (&self.record.desired, self.record.daemon) {
             (DesiredState::Serve { .. }, Some(daemon)) if self.in_force => {
                 DaemonPhase::Serving { pid: daemon.pid }
             }
-            (DesiredState::Serve { .. }, Some(daemon)) if self.down.is_none() => {
+            (DesiredState::Serve { .. }, Some(daemon)) if self.outage.reason().is_none() => {
                 DaemonPhase::Settling { pid: daemon.pid }
             }
             (DesiredState::Serve { .. }, _) => DaemonPhase::Down { reason: reason("it is being started") },

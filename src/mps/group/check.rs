@@ -6,15 +6,13 @@ use tokio::time::Instant;
 use tracing::{debug, error, info, instrument, warn};
 
 use super::limits::Agreed;
-use super::{Down, Group, GroupError, State};
+use super::{Group, GroupError, State};
 use crate::daemon::{DaemonError, Process};
 use crate::model::error_chain;
 use crate::model::share::{DaemonScope, MpsLimits};
-use crate::model::time::back_off;
 use crate::mps::record::DesiredState;
 use crate::nvml::{ComputeMode, ComputeModes};
 
-const BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// A daemon that served for so long did not fail at its start: back-off begins anew.
 const STEADY: Duration = Duration::from_secs(60);
 
@@ -44,7 +42,7 @@ impl<B: ComputeModes> Group<B> {
         if let Some(daemon) = state.record.daemon.filter(|daemon| !daemon.is_alive()) {
             self.died(state, daemon);
         }
-        if state.record.daemon.is_none() || state.down.is_some() {
+        if state.record.daemon.is_none() || state.outage.reason().is_some() {
             self.try_again(state).await;
             return;
         }
@@ -53,7 +51,8 @@ impl<B: ComputeModes> Group<B> {
         }
         match self.put_in_force(state, limits).await {
             Ok(agreed) => {
-                (state.missed_answer, state.busy_told) = (false, false);
+                state.outage.answered();
+                state.logged.busy = false;
                 state.serving_since.get_or_insert_with(Instant::now);
                 if agreed == Agreed::AfterSetting {
                     warn!(group = %self.group, "the daemon's limits were not what was asked for; set again");
@@ -62,7 +61,7 @@ impl<B: ComputeModes> Group<B> {
             }
             Err(error) if state.in_force => {
                 self.tools.metrics.unheard.inc();
-                if !std::mem::replace(&mut state.busy_told, true) {
+                if !std::mem::replace(&mut state.logged.busy, true) {
                     warn!(group = %self.group, error = error_chain(&error), "limits stay as they are meanwhile");
                 }
             }
@@ -75,7 +74,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     async fn try_again(&self, state: &mut State) {
-        if state.down.as_ref().is_some_and(|down| Instant::now() < down.retry_at) {
+        if state.outage.is_pausing() {
             return;
         }
         match self.serve(state).await {
@@ -98,7 +97,7 @@ impl<B: ComputeModes> Group<B> {
         }
         let steady = state.serving_since.is_some_and(|since| since.elapsed() >= STEADY);
         if steady {
-            state.failures = 0;
+            state.outage.forget_failures();
         }
         state.in_force = false;
         state.serving_since = None;
@@ -109,13 +108,7 @@ impl<B: ComputeModes> Group<B> {
             warn!(group = %self.group, error = error_chain(&error), "the end of a daemon cannot be recorded");
         }
         let reason = format!("the daemon (process {}) ended; it is started again", daemon.pid);
-        self.down(state, reason);
-    }
-
-    fn down(&self, state: &mut State, reason: String) {
-        state.failures = state.failures.saturating_add(1);
-        let pause = back_off(self.tools.timing().backoff, state.failures, BACKOFF_MAX);
-        state.down = Some(Down { reason, retry_at: Instant::now() + pause });
+        state.outage.begin(reason, self.tools.timing().backoff);
     }
 
     fn failed(&self, state: &mut State, error: &GroupError) {
@@ -125,17 +118,15 @@ impl<B: ComputeModes> Group<B> {
                 | GroupError::NotUp { .. }
         );
         let words = error_chain(error);
-        if silent && !state.missed_answer {
-            // Clients are kept out already; a machine that was busy for a moment gets a second chance at once.
-            state.missed_answer = true;
-            state.down = Some(Down { reason: words, retry_at: Instant::now() });
+        // Clients are kept out already.
+        if silent && state.outage.may_be_slow(&words) {
             return;
         }
         warn!(group = %self.group, error = words, "the MPS daemon does not serve");
         if silent && let Some(daemon) = state.record.daemon {
             self.end_if_useless(daemon);
         }
-        self.down(state, words);
+        state.outage.begin(words, self.tools.timing().backoff);
     }
 
     /// One that does not answer and has no servers serves nobody: the next check finds it dead. With
@@ -165,14 +156,14 @@ impl<B: ComputeModes> Group<B> {
             };
             let told = checked.err().map(|error| format!("{gpu}: {}", error_chain(&error)));
             if let Some(words) = &told
-                && state.boards_told != told
+                && state.logged.boards != told
             {
                 error!(
                     words,
                     "the compute mode is not certain: processes may get past MPS, or find no server"
                 );
             }
-            state.boards_told = told;
+            state.logged.boards = told;
         }
     }
 
@@ -183,7 +174,7 @@ impl<B: ComputeModes> Group<B> {
             debug!(group = %self.group, error = error_chain(&error), "boards are not back in DEFAULT mode yet");
         }
         let alive = state.record.daemon.is_some_and(Process::is_alive);
-        let must_go = alive && state.to_empty && !self.empty_shm(state).await;
+        let must_go = alive && state.shm.to_empty && !self.empty_shm(state).await;
         // The claim of a daemon of its own does not come back.
         let is_over = self.group.scope() == DaemonScope::Share;
         if !alive || must_go || is_over || state.resting_since.elapsed() >= self.tools.timing().keep_warm {

@@ -28,10 +28,9 @@ impl<B: ComputeModes> Group<B> {
         self.keep_clients_out();
         state.record.desired = DesiredState::Rest;
         state.in_force = false;
-        state.down = None;
-        state.missed_answer = false;
+        state.outage.end();
         state.resting_since = Instant::now();
-        state.to_empty = true;
+        state.shm.to_empty = true;
         let noted = self.note(&state);
         self.publish(&state);
         let ended = self.end_servers(&mut state).await;

@@ -37,11 +37,11 @@ impl<B: ComputeModes> Group<B> {
         // Tenants decide how much there is to look at.
         let Ok(look) = tokio::task::spawn_blocking(move || Look::at(&folder, daemon)).await else { return };
         let told = look.guarded.err().map(|error| error_chain(&error));
-        if let Some(words) = told.as_ref().filter(|_| state.shm_told != told) {
+        if let Some(words) = told.as_ref().filter(|_| state.logged.shm != told) {
             warn!(group = %self.group, words, "the tenants' /dev/shm is not as it should be");
         }
-        state.shm_told = told;
-        let was_full = state.shm.is_some_and(|before| before.is_full());
+        state.logged.shm = told;
+        let was_full = state.shm.usage.is_some_and(|before| before.is_full());
         if let Some(usage) = look.before.filter(|usage| usage.is_full() && !was_full) {
             warn!(group = %self.group, %usage, "the tenants' /dev/shm is full");
         }
@@ -55,7 +55,7 @@ impl<B: ComputeModes> Group<B> {
                 warn!(group = %self.group, error = error_chain(&error), "nothing is removed from a full /dev/shm");
             }
         }
-        state.shm = look.after;
+        state.shm.usage = look.after;
     }
 
     /// Removes all that tenants wrote: the next ones must not find it. True if nothing is left; then the daemon may
@@ -66,8 +66,8 @@ impl<B: ComputeModes> Group<B> {
         if !is_empty {
             warn!(group = %self.group, "what tenants left in /dev/shm cannot be removed; the daemon goes with it");
         }
-        state.shm = self.folder.shm_usage();
-        state.to_empty = !is_empty;
+        state.shm.usage = self.folder.shm_usage();
+        state.shm.to_empty = !is_empty;
         is_empty && (self.folder.is_apart() || !self.tools.has_mounts())
     }
 }
