@@ -8,9 +8,7 @@
 //! again; see [`super::offering`].
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use thiserror::Error;
@@ -21,13 +19,13 @@ use tracing::{debug, info, warn};
 
 use super::offering::{Keeps, Offering};
 pub use super::publication::{Pace, Phase, Publication};
-use super::stored::{entry, seen, slice_ref};
+use super::publication::{Schedule, WriteCause};
+use super::stored::{StoredSlices, seen, slice_ref};
 use crate::cluster::{CallError, Cluster, SliceEvent};
 use crate::inventory::{DeviceFaults, Inventory};
 use crate::model::error_chain;
 use crate::model::gpu::{MigMode, NodeGpus};
 use crate::model::names::NodeName;
-use crate::model::time::back_off;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
     Counters, Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
@@ -63,34 +61,85 @@ enum Outcome {
 pub struct Publisher {
     cluster: Arc<dyn Cluster>,
     node: NodeName,
-    inventory: watch::Receiver<Inventory>,
-    device_faults: Option<watch::Receiver<DeviceFaults>>,
-    pace: Pace,
+    observed: ObservedNode,
     state: watch::Sender<Publication>,
     offering: Offering,
-    taints: Taints,
-    /// What is to be published; `None` before the first look.
-    contents: Option<Vec<SliceContent>>,
-    /// `contents` has been in the API server: what differs from it now is somebody else's doing.
-    settled: bool,
-    /// A slice that was stored is gone without our doing.
-    wiped: bool,
+    contents: DesiredContents,
     owner: Option<Owner>,
-    known_generation: i64,
-    /// The slices as we last wrote or saw them in order: name to UID and resourceVersion.
-    stored: BTreeMap<String, (String, String)>,
-    times: Times,
-    /// When to try next.
-    due: Option<Instant>,
-    failures_in_row: u32,
+    stored: StoredSlices,
+    schedule: Schedule,
 }
 
+/// What the node's other parts tell of its GPUs.
+struct ObservedNode {
+    inventory: watch::Receiver<Inventory>,
+    device_faults: Option<watch::Receiver<DeviceFaults>>,
+    /// By the faults that were last taken.
+    taints: Taints,
+}
+
+impl ObservedNode {
+    /// Waits for something new.
+    ///
+    /// # Errors
+    /// There will be no other inventory.
+    async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
+        tokio::select! {
+            changed = self.inventory.changed() => changed,
+            () = changed(&mut self.device_faults) => Ok(()),
+        }
+    }
+
+    /// The GPUs, or why there are none to publish. None: nobody has looked yet.
+    fn take(&mut self) -> Option<(NodeGpus, Option<String>)> {
+        let (gpus, empty_because) = match &*self.inventory.borrow_and_update() {
+            Inventory::Unknown => return None,
+            Inventory::Found(gpus) => (gpus.clone(), None),
+            Inventory::Unavailable { reason } => (NodeGpus::default(), Some(reason.clone())),
+        };
+        if let Some(device_faults) = &mut self.device_faults {
+            self.taints = taints(&gpus, &device_faults.borrow_and_update());
+        }
+        Some((gpus, empty_because))
+    }
+
+    /// The GPUs, if some were found.
+    fn gpus(&self) -> Option<NodeGpus> {
+        match &*self.inventory.borrow() {
+            Inventory::Found(gpus) => Some(gpus.clone()),
+            Inventory::Unknown | Inventory::Unavailable { .. } => None,
+        }
+    }
+}
+
+/// What the slices are to say.
 #[derive(Default)]
-struct Times {
-    look: Option<Instant>,
-    content: Option<Instant>,
-    repair: Option<Instant>,
-    missing: Option<Instant>,
+struct DesiredContents {
+    /// `None` before the first look.
+    slices: Option<Vec<SliceContent>>,
+    /// They have been in the API server: what differs from them now is somebody else's doing.
+    settled: bool,
+}
+
+impl DesiredContents {
+    /// True if that is something new.
+    fn set(&mut self, slices: Vec<SliceContent>) -> bool {
+        let slices = Some(slices);
+        let is_new = self.slices != slices;
+        if is_new {
+            *self = Self { slices, settled: false };
+        }
+        is_new
+    }
+
+    fn slices(&self) -> &[SliceContent] {
+        self.slices.as_deref().unwrap_or_default()
+    }
+
+    fn have_shares(&self) -> bool {
+        let mut devices = self.slices().iter().flat_map(|content| &content.devices);
+        devices.any(|device| device.allow_multiple_allocations == Some(true))
+    }
 }
 
 impl Publisher {
@@ -114,27 +163,19 @@ impl Publisher {
         let publisher = Self {
             cluster,
             node,
-            inventory,
-            device_faults: None,
-            pace: Pace::default(),
+            observed: ObservedNode { inventory, device_faults: None, taints: Taints::new() },
             state,
             offering: Offering::new(SharingPolicy::default()),
-            taints: Taints::new(),
-            contents: None,
-            settled: false,
-            wiped: false,
+            contents: DesiredContents::default(),
             owner: None,
-            known_generation: 0,
-            stored: BTreeMap::new(),
-            times: Times::default(),
-            due: None,
-            failures_in_row: 0,
+            stored: StoredSlices::default(),
+            schedule: Schedule::new(Pace::default()),
         };
         (publisher, receiver)
     }
 
     pub fn with_pace(self, pace: Pace) -> Self {
-        Self { pace, ..self }
+        Self { schedule: Schedule::new(pace), ..self }
     }
 
     /// Another policy than the default one.
@@ -143,8 +184,9 @@ impl Publisher {
     }
 
     /// Devices with faults are tainted.
-    pub fn with_device_faults(self, device_faults: watch::Receiver<DeviceFaults>) -> Self {
-        Self { device_faults: Some(device_faults), ..self }
+    pub fn with_device_faults(mut self, device_faults: watch::Receiver<DeviceFaults>) -> Self {
+        self.observed.device_faults = Some(device_faults);
+        self
     }
 
     /// Publishes until `stop`, or until the inventory's sender is gone. The lock is given back at once
@@ -176,26 +218,24 @@ impl Publisher {
                     self.phase(Phase::Failing { error });
                 }
             }
-            tokio::time::sleep(self.pace.lock).await;
+            tokio::time::sleep(self.schedule.pace().lock).await;
         }
     }
 
     async fn publish(&mut self) {
         self.phase(Phase::WaitingForInventory);
         let mut events = self.cluster.watch_slices();
-        self.inventory.mark_changed();
+        self.observed.inventory.mark_changed();
         loop {
-            let due = self.due.filter(|_| self.contents.is_some());
+            let due = self.schedule.due().filter(|_| self.contents.slices.is_some());
             let ask_again = self.ask_again_at();
             tokio::select! {
-                changed = self.inventory.changed() => match changed {
+                changed = self.observed.changed() => match changed {
                     Ok(()) => self.take_inventory(),
                     Err(_) => return,
                 },
-                () = changed(&mut self.device_faults) => self.take_inventory(),
                 Some(event) = events.next() => self.take_event(&event),
                 () = until(due) => {
-                    self.due = None;
                     let outcome = self.attempt().await;
                     self.conclude(outcome);
                 }
@@ -205,14 +245,7 @@ impl Publisher {
     }
 
     fn take_inventory(&mut self) {
-        let (gpus, empty_because) = match &*self.inventory.borrow_and_update() {
-            Inventory::Unknown => return,
-            Inventory::Found(gpus) => (gpus.clone(), None),
-            Inventory::Unavailable { reason } => (NodeGpus::default(), Some(reason.clone())),
-        };
-        if let Some(device_faults) = &mut self.device_faults {
-            self.taints = taints(&gpus, &device_faults.borrow_and_update());
-        }
+        let Some((gpus, empty_because)) = self.observed.take() else { return };
         let offered = offered(&gpus, self.offering.offer());
         let keeps = self.offering.keeps();
         self.state.send_if_modified(|state| {
@@ -225,41 +258,36 @@ impl Publisher {
         let contents = self.contents_of(&gpus, self.offering.offer(), self.offering.counters());
         // Asked about with the next look, though it may change nothing.
         if self.offering.counters_untold() && self.wants_counters() {
-            self.due = Some(Instant::now());
+            self.schedule.try_now();
         }
-        if self.contents.as_ref() != Some(&contents) {
-            self.contents = Some(contents);
-            self.settled = false;
-            self.due = Some(Instant::now());
+        if self.contents.set(contents) {
+            self.schedule.try_now();
             self.phase(Phase::Pending);
         }
     }
 
     fn contents_of(&self, gpus: &NodeGpus, offer: Offer<'_>, counters: Counters) -> Vec<SliceContent> {
-        desired(gpus, &self.node, PublishOptions { offer, taints: &self.taints, counters })
+        desired(gpus, &self.node, PublishOptions { offer, taints: &self.observed.taints, counters })
     }
 
     fn take_event(&mut self, event: &SliceEvent) {
-        let now = Instant::now();
         match event {
-            SliceEvent::Restarted => self.due = Some(now),
+            SliceEvent::Restarted => self.schedule.try_now(),
             SliceEvent::Stored(slice) => {
-                let known = self.stored.get(&slice.name);
-                if known.is_none_or(|(_, version)| *version != slice.resource_version) {
-                    let at = after(self.times.look, self.pace.look, now);
-                    self.due.get_or_insert(at);
+                if !self.stored.has_version(slice) {
+                    self.schedule.look_soon(self.schedule.pace().look);
                 }
             }
             SliceEvent::Deleted(slice) => {
-                if self.stored.get(&slice.name).is_some_and(|(uid, _)| *uid == slice.uid) {
+                if self.stored.has(slice) {
                     info!(slice = slice.name, "a slice of ours was deleted; publishing it again");
-                    self.due = Some(now);
+                    self.schedule.try_now();
                 }
             }
             SliceEvent::Interrupted { problem } => {
                 // Deaf as long as it lasts: look from time to time.
                 debug!(problem, "the watch of our slices is interrupted");
-                self.due.get_or_insert(after(self.times.look, self.pace.repair, now));
+                self.schedule.look_soon(self.schedule.pace().repair);
             }
         }
     }
@@ -267,29 +295,27 @@ impl Publisher {
     fn conclude(&mut self, outcome: Result<Outcome, PublishError>) {
         match outcome {
             Ok(Outcome::Settled) => {
-                self.settled = true;
-                self.failures_in_row = 0;
+                self.contents.settled = true;
+                self.schedule.succeeded();
                 self.tell_published();
             }
             Ok(Outcome::NotBefore(at)) => {
-                self.failures_in_row = 0;
-                self.due = Some(at);
+                self.schedule.succeeded();
+                self.schedule.try_at(at);
                 self.phase(Phase::Pending);
             }
             Ok(Outcome::Otherwise) => {
-                self.failures_in_row = 0;
-                // Not a change of content: it does not wait for the pace.
-                self.times.content = None;
+                self.schedule.succeeded();
+                self.schedule.let_content_go();
                 self.take_inventory();
-                self.due = Some(Instant::now());
+                self.schedule.try_now();
             }
             Err(error) => {
-                self.failures_in_row += 1;
                 // What is invalid stays so until the inventory changes.
                 let again = matches!(error, PublishError::Call(_));
-                self.due = again.then(|| Instant::now() + self.back_off());
+                let is_first = self.schedule.failed(again, &self.node);
                 let error = error_chain(&error);
-                if self.failures_in_row == 1 {
+                if is_first {
                     warn!(error, "the slices could not be published; trying again");
                 }
                 self.state.send_modify(|state| {
@@ -302,9 +328,9 @@ impl Publisher {
 
     /// One look, and the writes it calls for.
     async fn attempt(&mut self) -> Result<Outcome, PublishError> {
-        self.times.look = Some(Instant::now());
+        self.schedule.begin_look();
         let seen = seen(self.cluster.slices().await?);
-        self.remember(&seen);
+        self.stored.remember(&seen);
         if self.offering.observe(&seen) {
             return Ok(Outcome::Otherwise);
         }
@@ -321,12 +347,12 @@ impl Publisher {
         }
         let change = self.diff(&seen);
         if change.is_empty() {
-            self.wiped = false;
+            self.stored.take_wiped();
             return Ok(Outcome::Settled);
         }
         self.check()?;
         let now = Instant::now();
-        let at = self.earliest(now);
+        let at = self.schedule.earliest(self.cause(), now);
         if at > now {
             return Ok(Outcome::NotBefore(at));
         }
@@ -336,13 +362,15 @@ impl Publisher {
             self.owner = None;
         }
         self.ensure_owner().await?;
-        if self.offering.keeps() == Keeps::Untold && self.wants_shares() && self.ask().await.unwrap_or(false)
+        if self.offering.keeps() == Keeps::Untold
+            && self.contents.have_shares()
+            && self.ask().await.unwrap_or(false)
         {
             return Ok(Outcome::Otherwise);
         }
         let change = self.diff(&seen);
         let otherwise = self.carry_out(&change).await?;
-        self.note_time();
+        self.schedule.note_writes(self.contents.settled, self.stored.take_wiped());
         Ok(if otherwise { Outcome::Otherwise } else { Outcome::Settled })
     }
 
@@ -354,14 +382,9 @@ impl Publisher {
         Ok(())
     }
 
-    fn wants_shares(&self) -> bool {
-        let mut devices = self.contents.iter().flatten().flat_map(|content| &content.devices);
-        devices.any(|device| device.allow_multiple_allocations == Some(true))
-    }
-
     /// True if a board is carved on demand.
     fn wants_counters(&self) -> bool {
-        let Inventory::Found(gpus) = &*self.inventory.borrow() else { return false };
+        let Inventory::Found(gpus) = &*self.observed.inventory.borrow() else { return false };
         gpus.gpus.iter().any(|gpu| matches!(gpu.mig, MigMode::OnDemand(_)))
     }
 
@@ -370,17 +393,17 @@ impl Publisher {
         let open = !self.state.borrow().dropped.is_empty()
             || self.offering.counters_untold() && self.wants_counters();
         let told = self.offering.told.filter(|_| open);
-        told.map(|told| told + self.pace.ask_again)
+        told.map(|told| told + self.schedule.pace().ask_again)
     }
 
     async fn ask_again(&mut self) {
         if self.ask().await.unwrap_or(false) {
             info!(keeps = ?self.offering.keeps(), "the API server treats shares differently from before");
-            self.times.content = None;
+            self.schedule.let_content_go();
         }
         self.take_inventory();
         // What was dropped and is not any more differs from what is stored.
-        self.due = Some(Instant::now());
+        self.schedule.try_now();
     }
 
     /// Asks the API server, in a dry run, what it would keep. True if boards are to be published otherwise
@@ -390,7 +413,7 @@ impl Publisher {
     /// The API server gave no answer, and nothing was learnt.
     async fn ask(&mut self) -> Result<bool, CallError> {
         self.offering.told = Some(Instant::now());
-        let Inventory::Found(gpus) = self.inventory.borrow().clone() else { return Ok(false) };
+        let Some(gpus) = self.observed.gpus() else { return Ok(false) };
         let contents = self.contents_of(&gpus, self.offering.with_shares(), Counters::Kept);
         let owner = self.owner.clone().unwrap_or_else(|| self.nobody());
         let known = Dropped::default();
@@ -424,16 +447,16 @@ impl Publisher {
     fn diff(&self, seen: &ExistingSlices) -> WritePlan {
         let nobody = self.nobody();
         let target = Target {
-            contents: self.contents.as_deref().unwrap_or_default(),
+            contents: self.contents.slices(),
             owner: self.owner.as_ref().unwrap_or(&nobody),
             dropped: &self.state.borrow().dropped,
-            known_generation: self.known_generation,
+            known_generation: self.stored.generation(),
         };
         diff(&target, seen)
     }
 
     fn check(&self) -> Result<(), PublishError> {
-        let violations = violations(self.contents.as_deref().unwrap_or_default());
+        let violations = violations(self.contents.slices());
         if violations.is_empty() {
             return Ok(());
         }
@@ -441,43 +464,20 @@ impl Publisher {
         Err(PublishError::Invalid(words.join("; ")))
     }
 
-    /// When the next write is allowed.
-    fn earliest(&self, now: Instant) -> Instant {
-        if self.wiped {
-            after(self.times.missing, self.pace.missing, now)
-        } else if self.settled {
-            after(self.times.repair, self.pace.repair, now)
-        } else {
-            after(self.times.content, self.pace.content, now)
+    /// Why the slices are written.
+    fn cause(&self) -> WriteCause {
+        match (self.stored.is_wiped(), self.contents.settled) {
+            (true, _) => WriteCause::Missing,
+            (false, true) => WriteCause::Repair,
+            (false, false) => WriteCause::Content,
         }
-    }
-
-    fn note_time(&mut self) {
-        let now = Some(Instant::now());
-        if !self.settled {
-            self.times.content = now;
-        } else if !self.wiped {
-            self.times.repair = now;
-        }
-        if std::mem::take(&mut self.wiped) {
-            self.times.missing = now;
-        }
-    }
-
-    /// What is stored, as of this look.
-    fn remember(&mut self, seen: &ExistingSlices) {
-        let generations = seen.readable.iter().map(|slice| slice.spec.pool.generation);
-        self.known_generation = generations.max().unwrap_or(0).max(self.known_generation);
-        let stored: BTreeMap<_, _> = seen.readable.iter().map(entry).collect();
-        self.wiped |= self.stored.keys().any(|name| !stored.contains_key(name));
-        self.stored = stored;
     }
 
     /// True if the API server turned out to treat shares otherwise than was believed.
     async fn carry_out(&mut self, change: &WritePlan) -> Result<bool, PublishError> {
         for gone in &change.deletes {
             info!(slice = gone.name, "deleting a slice that is not wanted");
-            self.stored.remove(&gone.name);
+            self.stored.forget(&gone.name);
             self.cluster.delete_slice(&slice_ref(gone)).await?;
             self.count_write();
         }
@@ -489,8 +489,7 @@ impl Publisher {
             };
             self.count_write();
             lost.merge(dropped(&sent.spec, &stored.spec));
-            self.known_generation = self.known_generation.max(stored.spec.pool.generation);
-            self.stored.extend([entry(&stored)]);
+            self.stored.note(&stored);
         }
         let otherwise = self.learn(lost, change);
         info!(generation = change.generation, writes = change.writes.len(), "slices published");
@@ -500,8 +499,8 @@ impl Publisher {
     /// Takes note of what the API server did not keep. A rewrite of every slice tells anew; one slice
     /// alone can only add to what is known. True as for [`Self::carry_out`].
     fn learn(&mut self, lost: Dropped, change: &WritePlan) -> bool {
-        let all = change.writes.len() == self.contents.as_ref().map_or(0, Vec::len);
-        let shares = self.wants_shares();
+        let all = change.writes.len() == self.contents.slices().len();
+        let shares = self.contents.have_shares();
         let mut otherwise = (all && shares || lost.shares()) && self.offering.learn(&lost);
         if lost.counters() {
             otherwise |= self.offering.learn_counters(&lost);
@@ -525,13 +524,13 @@ impl Publisher {
 
     /// The API server has it all.
     fn tell_published(&self) {
-        let contents = self.contents.as_deref().unwrap_or_default();
+        let contents = self.contents.slices();
         let devices = contents.iter().map(|content| content.devices.len()).sum();
         self.state.send_if_modified(|state| {
             let before = state.clone();
             (state.phase, state.keeps) = (Phase::Published, self.offering.keeps());
             (state.generation, state.slices, state.devices) =
-                (self.known_generation, contents.len(), devices);
+                (self.stored.generation(), contents.len(), devices);
             before != *state
         });
     }
@@ -546,14 +545,6 @@ impl Publisher {
             state.phase = phase;
             changed
         });
-    }
-
-    /// Doubles with each failure. Nodes differ, so that they do not all come back at once.
-    fn back_off(&self) -> Duration {
-        let full = back_off(self.pace.retry, self.failures_in_row, self.pace.retry_most);
-        let mut hasher = DefaultHasher::new();
-        (self.node.as_str(), self.failures_in_row).hash(&mut hasher);
-        full.mul_f64(0.5 + (hasher.finish() % 512) as f64 / 1024.0)
     }
 }
 
@@ -573,9 +564,4 @@ async fn until(due: Option<Instant>) {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
     }
-}
-
-/// `now`, but not before `pause` is over since `last`.
-fn after(last: Option<Instant>, pause: Duration, now: Instant) -> Instant {
-    last.map_or(now, |last| now.max(last + pause))
 }
