@@ -40,7 +40,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -49,12 +48,12 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info, warn};
 
-use self::accounts::Roster;
 use self::act::{EndOutcome, EndRequest, Validity, WorkerThreads};
 use self::detours::Detours;
 use self::knowledge::{Knowledge, Servers, Users};
-use self::measured::Measured;
-use self::shares::WatchedDevice;
+use self::looks::LookCounts;
+use self::shares::{HeldDevices, WatchedDevice};
+use self::showing::LatestFigures;
 use self::table::Table;
 use super::config;
 use super::containers::Containers;
@@ -66,7 +65,6 @@ use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::share::MpsGroup;
 use crate::model::time::Moment;
 use crate::nvml::{BoardProcesses, GpuProcess, NvmlError, ProcessWatch};
-use crate::sharing::Usage;
 use crate::sharing::watch::{EndReason, Verdict, Watch, WatchPolicy};
 use crate::supervisor::Daemons;
 use crate::supervisor::protocol::MpsClient;
@@ -113,27 +111,16 @@ pub struct Parts {
 /// The watchdog's loop. Made by [`Watchdog::new`], driven by [`Watchdog::run`].
 pub struct Watchdog {
     parts: Parts,
-    policy: WatchPolicy,
     findings: mpsc::Sender<Finding>,
-    changes: watch::Receiver<u64>,
-    started: Instant,
-    devices: BTreeMap<DeviceUuid, WatchedDevice>,
-    rosters: BTreeMap<DeviceUuid, Roster>,
+    devices: HeldDevices,
     /// None only while it is read with, and while nothing is watched.
     table: Option<Table>,
     threads: WorkerThreads,
-    leavable: act::Leavable,
     knowledge: Knowledge,
     detours: Detours,
     watch: Watch,
-    /// What the metrics show: of the last look at each device, and of the last figures.
-    usage: BTreeMap<DeviceUuid, Vec<Usage>>,
-    measured: BTreeMap<DeviceUuid, Measured>,
-    measured_at: Option<Instant>,
-    /// Ticks since the last look.
-    passed: u32,
-    /// So many of each device.
-    looks_made: BTreeMap<DeviceUuid, Arc<AtomicU64>>,
+    looks: LookCounts,
+    shown: LatestFigures,
     tasks: JoinSet<TaskResult>,
     logged_failures: LoggedFailures,
 }
@@ -187,26 +174,16 @@ impl Watchdog {
     /// The watchdog, and what it finds.
     pub fn new(parts: Parts) -> (Self, mpsc::Receiver<Finding>) {
         let (findings, found) = mpsc::channel(FINDINGS);
-        let leavable = act::Leavable::default();
-        let terminate = parts.settings.action == config::WatchdogAction::Terminate;
         let watchdog = Self {
-            policy: WatchPolicy { terminate, grace: parts.settings.grace },
             findings,
-            changes: parts.executor.store.changes(),
-            started: Instant::now(),
-            devices: BTreeMap::new(),
-            rosters: BTreeMap::new(),
+            devices: HeldDevices::new(parts.executor.store.changes()),
             table: None,
-            threads: WorkerThreads::new(&leavable),
-            leavable,
+            threads: WorkerThreads::default(),
             knowledge: Knowledge::new(parts.own_pod.clone()),
             detours: Detours::default(),
             watch: Watch::default(),
-            usage: BTreeMap::new(),
-            measured: BTreeMap::new(),
-            measured_at: None,
-            passed: 0,
-            looks_made: BTreeMap::new(),
+            looks: LookCounts::new(Instant::now()),
+            shown: LatestFigures::default(),
             tasks: JoinSet::new(),
             logged_failures: LoggedFailures::default(),
             parts,
@@ -239,10 +216,9 @@ impl Watchdog {
     async fn until_held(&mut self) -> Before {
         self.parts.lists.rest();
         // Those that have nothing to do end.
-        self.threads = WorkerThreads::new(&self.leavable);
+        self.threads = self.threads.anew();
         self.table = None;
-        (self.watch, self.detours) = Default::default();
-        (self.usage, self.measured, self.measured_at) = Default::default();
+        (self.watch, self.detours, self.shown) = Default::default();
         self.show();
         let mut before = Before::Claims;
         loop {
@@ -251,8 +227,7 @@ impl Watchdog {
                 return before;
             }
             before = Before::Nothing;
-            // The sender lives as long as the ledger, which is ours too.
-            let _ = self.changes.changed().await;
+            self.devices.until_changed().await;
             tokio::time::sleep(self.parts.settings.period).await;
         }
     }
@@ -324,38 +299,31 @@ impl Watchdog {
         turn == Turn::Regular && self.watch.is_urgent() && UNTIL_CONFIRMED < self.parts.settings.period
     }
 
-    fn now(&self) -> Moment {
-        self.started.elapsed()
+    fn policy(&self) -> WatchPolicy {
+        let settings = &self.parts.settings;
+        WatchPolicy { terminate: settings.action == config::WatchdogAction::Terminate, grace: settings.grace }
     }
 
     /// Takes over what the ledger says now.
     fn read_ledger(&mut self) {
-        self.changes.mark_unchanged();
-        let intents = self.parts.executor.store.intents();
-        self.devices = shares::watched(&intents);
+        let intents = self.devices.read(&self.parts.executor.store);
         self.knowledge.keep(self.devices.values().flat_map(WatchedDevice::claims));
         self.knowledge.record(shares::pods(intents));
         self.watch.keep(&self.devices.keys().cloned().collect());
-        self.usage.retain(|device, _| self.devices.contains_key(device));
-        self.looks_made.retain(|device, _| self.devices.contains_key(device));
-        let boards: BTreeSet<&DeviceUuid> = self.devices.values().map(|device| &device.board).collect();
-        self.measured.retain(|uuid, _| self.devices.contains_key(uuid) || boards.contains(uuid));
+        self.looks.keep(&self.devices);
+        self.shown.keep(&self.devices);
         self.logged_failures.devices.retain(|device, _| self.devices.contains_key(device));
-        self.rosters.clear();
     }
 
     /// One look at all devices that are held, if it is time.
     async fn tick(&mut self, turn: Turn) {
-        // The sender lives as long as the ledger, which is ours too.
-        if self.changes.has_changed().unwrap_or(false) {
+        if self.devices.have_changed() {
             self.read_ledger();
         }
-        self.passed += 1;
         let rests = turn == Turn::Regular && self.devices.values().all(WatchedDevice::is_alone);
-        if rests && self.passed < ALONE_TICKS {
+        if !self.looks.take_turn(rests) {
             return;
         }
-        self.passed = 0;
         let devices: Vec<DeviceUuid> = self.devices.keys().cloned().collect();
         let answers = self.parts.lists.processes(devices).await;
         let answers = self.note_failures(answers);
@@ -363,24 +331,19 @@ impl Watchdog {
             // Nothing is known of anybody: what was seen before counts on.
             return;
         }
-        let now = self.now();
+        let now = self.looks.now();
+        let policy = self.policy();
         let listed = self.figures_are_due().then(|| answers.clone());
-        let looks = self.looks(answers, now);
+        let looks = self.observe(answers, now);
         let verdicts = match turn {
             Turn::Regular => {
-                for look in &looks {
-                    self.looks_made.entry(look.gpu.clone()).or_default().fetch_add(1, Ordering::Relaxed);
-                }
-                let (verdicts, usage) = self.watch.fold(&self.policy, now, &looks);
-                // A device that did not answer keeps what was shown of it.
-                self.usage.extend(looks.iter().map(|look| (look.gpu.clone(), Vec::new())));
-                for row in usage {
-                    self.usage.entry(row.gpu.clone()).or_default().push(row);
-                }
+                looks.iter().for_each(|look| self.looks.note(&look.gpu));
+                let (verdicts, usage) = self.watch.fold(&policy, now, &looks);
+                self.shown.note_usage(&looks, usage);
                 self.show();
                 verdicts
             }
-            Turn::Confirming => self.watch.confirm(&self.policy, now, &looks),
+            Turn::Confirming => self.watch.confirm(&policy, now, &looks),
         };
         for verdict in verdicts {
             self.carry_out(verdict);
@@ -439,7 +402,6 @@ impl Watchdog {
         match result {
             TaskResult::Users { claim, asked, users } => {
                 self.knowledge.users_answered(&claim, asked, users);
-                self.rosters.clear();
             }
             TaskResult::Ledger { asked, read } => {
                 let read = self.answer("the ledger", read).is_some();
@@ -465,7 +427,7 @@ impl Watchdog {
             let threads = self.threads.clone();
             let groups = self.devices.get(&account_id.gpu).map(|device| device.groups.clone());
             let span = finding::end_span(&self.devices, &account_id, seen.process);
-            let validity = Validity::of(self.looks_made.entry(account_id.gpu.clone()).or_default());
+            let validity = Validity::of(self.looks.of(&account_id.gpu));
             let ending = EndRequest { account_id, seen, how, reason, validity, span: span.clone() };
             let (daemons, processes) = (self.parts.daemons.clone(), self.parts.processes.clone());
             let end = async move {

@@ -83,10 +83,11 @@ pub(super) struct WorkerThreads {
     /// Have daemons terminate clients.
     enders: Enders,
     pub mappings: MappingsReader,
+    leavable: Arc<Leavable>,
 }
 
 /// The threads that something may hold up, counted for as long as the watchdog lives.
-pub(super) struct Leavable {
+struct Leavable {
     readers: LeavableThreads,
     requesters: LeavableThreads,
     askers: LeavableThreads,
@@ -106,15 +107,27 @@ impl Default for Leavable {
     }
 }
 
-impl WorkerThreads {
+impl Default for WorkerThreads {
     /// None of them runs before there is something for it to do.
-    pub fn new(leavable: &Leavable) -> Self {
+    fn default() -> Self {
+        Self::of(Arc::default())
+    }
+}
+
+impl WorkerThreads {
+    /// Other threads, beside those of these that are held up.
+    pub fn anew(&self) -> Self {
+        Self::of(self.leavable.clone())
+    }
+
+    fn of(leavable: Arc<Leavable>) -> Self {
         Self {
             reader: LeavableThread::new(leavable.readers.clone(), READ_LIMIT),
             requester: LeavableThread::new(leavable.requesters.clone(), QUESTION_LIMIT),
             askers: leavable.askers.clone(),
             enders: leavable.enders.clone(),
             mappings: MappingsReader::new(leavable.mappings.clone()),
+            leavable,
         }
     }
 
@@ -346,7 +359,7 @@ mod tests {
     #[tokio::test]
     async fn no_question_and_no_end_on_another_gpu_waits_for_a_daemon_that_is_asked_to_end_somebody() {
         let (daemons, let_go) = Fakes::new();
-        let (processes, threads) = (Arc::new(Fake::default()), WorkerThreads::new(&Leavable::default()));
+        let (processes, threads) = (Arc::new(Fake::default()), WorkerThreads::default());
         let end_on = |gpu: &'static str, started| {
             let (daemons, processes, threads) = (daemons.clone(), processes.clone(), threads.clone());
             async move { end(&request(gpu, started), groups(gpu), daemons, processes, threads).await }
@@ -394,7 +407,7 @@ mod tests {
     #[tokio::test]
     async fn nobody_is_ended_for_what_was_seen_before_later_looks() {
         let ((daemons, _let_go), processes) = (Fakes::new(), Arc::new(Fake::default()));
-        let threads = WorkerThreads::new(&Leavable::default());
+        let threads = WorkerThreads::default();
         let is_late =
             |ended: &EndOutcome| matches!(ended, EndOutcome::Failed(words) if words.contains("later looks"));
         for how in [EndMethod::Kill, EndMethod::Terminate] {

@@ -11,11 +11,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use super::accounts::Roster;
 use super::shares::WatchedDevice;
 use super::table::KnownProcess;
 use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::{ClaimRef, PodRef};
-use crate::model::names::{ClaimUid, PodUid};
+use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::process::ProcessKey;
 use crate::model::time::Moment;
 
@@ -117,6 +118,8 @@ pub(super) struct Knowledge {
     first_seen: HashMap<Subject, Moment>,
     /// Some process was found in a pod: the names of control groups are understood here.
     pods_are_seen: bool,
+    /// By device; none: what is known has changed since.
+    rosters: BTreeMap<DeviceUuid, Roster>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -140,6 +143,7 @@ impl Knowledge {
 
     /// Forgets what concerns nobody any more.
     pub fn keep<'a>(&mut self, claims: impl Iterator<Item = &'a ClaimRef>) {
+        self.rosters.clear();
         let mut before = std::mem::take(&mut self.claims);
         for claim in claims {
             let known = before.remove(&claim.uid).unwrap_or_default();
@@ -154,13 +158,9 @@ impl Knowledge {
         }
     }
 
-    /// Notes who is there now. True if that makes known of some claim a pod that was not: its device is that pod's
-    /// as long as it runs, whatever the API server says of the claim.
-    pub fn note_processes<'a>(
-        &mut self,
-        processes: impl Iterator<Item = &'a KnownProcess>,
-        now: Moment,
-    ) -> bool {
+    /// Notes who is there now. That may make known of some claim a pod that was not: its device is that pod's as long as
+    /// it runs, whatever the API server says of the claim.
+    pub fn note_processes<'a>(&mut self, processes: impl Iterator<Item = &'a KnownProcess>, now: Moment) {
         let mut before = std::mem::take(&mut self.first_seen);
         for known in processes {
             let subjects = [Some(Subject::Process(known.process)), pod(known).cloned().map(Subject::Pod)];
@@ -170,17 +170,24 @@ impl Knowledge {
                 self.first_seen.entry(subject).or_insert(first);
             }
         }
-        let mut news = false;
         for known in self.claims.values_mut() {
             for pod in &known.recorded {
                 let is_user = known.users.pods.iter().any(|user| user.uid == pod.uid);
                 if !is_user && self.first_seen.contains_key(&Subject::Pod(pod.uid.clone())) {
                     known.users.pods.push(pod.clone());
-                    news = true;
+                    self.rosters.clear();
                 }
             }
         }
-        news
+    }
+
+    /// On whose account the processes of the device's pods are.
+    pub fn roster(&mut self, gpu: &DeviceUuid, device: &WatchedDevice, slots_per_share: u32) -> &Roster {
+        if !self.rosters.contains_key(gpu) {
+            let roster = Roster::new(device, self, slots_per_share);
+            self.rosters.insert(gpu.clone(), roster);
+        }
+        self.rosters.entry(gpu.clone()).or_default()
     }
 
     /// Returns the owner of the process. Questions that must be answered first are marked as wanted.
@@ -287,6 +294,7 @@ impl Knowledge {
         });
         users.pods.extend(ending);
         known.users = users;
+        self.rosters.clear();
     }
 
     /// All records were read again, or could not be.

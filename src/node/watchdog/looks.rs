@@ -1,16 +1,18 @@
-//! Makes looks of NVML's lists: each process with its owner, on its account, and how it came to the GPU.
+//! Makes looks of NVML's lists: each process with its owner, on its account, and how it came to the GPU. And counts them.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::time::Instant;
 use tracing::warn;
 
-use super::Watchdog;
-use super::accounts::Roster;
 use super::detours::{Detours, OwnDaemons};
 use super::knowledge::{Knowledge, Owner};
 use super::managed::Managed;
 use super::shares::WatchedDevice;
 use super::table::{KnownProcess, Table};
+use super::{ALONE_TICKS, Watchdog};
 use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DeviceUuid, PodUid};
@@ -21,24 +23,65 @@ use crate::model::time::Moment;
 use crate::nvml::{ContextKind, GpuProcess};
 use crate::sharing::watch::{Access, BoardLook, ObservedProcess};
 
+/// When looks are made, and how many were.
+pub(super) struct LookCounts {
+    /// The moment 0.
+    started: Instant,
+    /// Ticks since the last look.
+    passed: u32,
+    /// So many of each device.
+    made: BTreeMap<DeviceUuid, Arc<AtomicU64>>,
+}
+
+impl LookCounts {
+    pub fn new(started: Instant) -> Self {
+        Self { started, passed: 0, made: BTreeMap::new() }
+    }
+
+    pub fn now(&self) -> Moment {
+        self.started.elapsed()
+    }
+
+    /// A tick has come. True if a look is made now: where nobody shares a device (`rests`), they are rare.
+    pub fn take_turn(&mut self, rests: bool) -> bool {
+        self.passed += 1;
+        let is_due = !rests || self.passed >= ALONE_TICKS;
+        if is_due {
+            self.passed = 0;
+        }
+        is_due
+    }
+
+    /// A regular look was made at the device.
+    pub fn note(&mut self, gpu: &DeviceUuid) {
+        self.of(gpu).fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn of(&mut self, gpu: &DeviceUuid) -> &Arc<AtomicU64> {
+        self.made.entry(gpu.clone()).or_default()
+    }
+
+    pub fn keep(&mut self, devices: &BTreeMap<DeviceUuid, WatchedDevice>) {
+        self.made.retain(|device, _| devices.contains_key(device));
+    }
+}
+
 impl Watchdog {
     /// The devices' processes, each on its account.
-    pub(super) fn looks(
+    pub(super) fn observe(
         &mut self,
         answers: Vec<(DeviceUuid, Vec<GpuProcess>)>,
         now: Moment,
     ) -> Vec<BoardLook> {
         let Some(table) = &self.table else { return Vec::new() };
         let all = answers.iter().flat_map(|(_, list)| list.iter());
-        if self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now) {
-            self.rosters.clear();
-        }
+        self.knowledge.note_processes(all.filter_map(|process| table.get(process.pid)), now);
         let is_listed =
             |process: &ProcessKey| table.get(process.pid).is_some_and(|known| known.process == *process);
         let groups: HashSet<&MpsGroup> = self.devices.values().flat_map(|device| &device.groups).collect();
         self.detours.keep(is_listed, &groups);
         let (mut looks, mut untold) = (Vec::new(), false);
-        let managed = Managed::new(&self.devices, &self.measured, &answers);
+        let managed = Managed::new(&self.devices, self.shown.measured(), &answers);
         for (gpu, list) in answers {
             let Some(device) = self.devices.get(&gpu) else { continue };
             untold |= device.has_own_daemons() && list.iter().any(is_untold);
@@ -60,10 +103,9 @@ impl Watchdog {
                     Owner::Exempt | Owner::Unknown => {}
                 }
             }
-            let roster = self.rosters.entry(gpu.clone());
-            let slots = self.parts.slots_per_share;
-            let roster = roster.or_insert_with(|| Roster::new(device, &self.knowledge, slots));
-            looks.push(BoardLook { gpu, accounts: roster.fill(claimed), foreign });
+            let roster = self.knowledge.roster(&gpu, device, self.parts.slots_per_share);
+            let accounts = roster.fill(claimed);
+            looks.push(BoardLook { gpu, accounts, foreign });
         }
         if untold && !std::mem::replace(&mut self.logged_failures.untold_clients, true) {
             warn!(

@@ -1,11 +1,15 @@
 //! Reads from the ledger which devices are held, by which claims, and which MPS daemons serve them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Deref;
+
+use tokio::sync::watch;
 
 use crate::ledger::{HoldMode, Intent, Step};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::names::{ClaimUid, DeviceName, DeviceUuid, PoolName};
 use crate::model::share::{Grant, MpsGroup};
+use crate::node::store::Store;
 
 /// A device that claims hold: shares of it, or one claim all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +29,45 @@ pub(super) struct WatchedDevice {
     pub admins: Vec<ClaimRef>,
     /// Whose daemons serve it.
     pub groups: BTreeSet<MpsGroup>,
+}
+
+/// The devices that claims hold, as the ledger said when it was last read.
+pub(super) struct HeldDevices {
+    devices: BTreeMap<DeviceUuid, WatchedDevice>,
+    /// Of the ledger. The sender lives as long as the ledger, which the watchdog keeps.
+    changes: watch::Receiver<u64>,
+}
+
+impl HeldDevices {
+    /// None yet.
+    pub fn new(changes: watch::Receiver<u64>) -> Self {
+        Self { devices: BTreeMap::new(), changes }
+    }
+
+    /// The ledger has changed since it was read.
+    pub fn have_changed(&self) -> bool {
+        self.changes.has_changed().unwrap_or(false)
+    }
+
+    pub async fn until_changed(&mut self) {
+        let _ = self.changes.changed().await;
+    }
+
+    /// Takes over what the ledger says now, and returns it.
+    pub fn read(&mut self, store: &Store) -> Vec<Intent> {
+        self.changes.mark_unchanged();
+        let intents = store.intents();
+        self.devices = watched(&intents);
+        intents
+    }
+}
+
+impl Deref for HeldDevices {
+    type Target = BTreeMap<DeviceUuid, WatchedDevice>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.devices
+    }
 }
 
 /// Devices that anybody holds, administrators aside.
