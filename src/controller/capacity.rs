@@ -8,6 +8,7 @@ use crate::allocate::victims::Closed;
 use crate::allocate::{
     Division, GpuGrant, GpuSpec, Index, MigBoard, NodeSpec, Placement, PlacementKey, ShareRoom, Unknown,
 };
+use crate::controller::bounds::Usage;
 use crate::controller::view::{GpuRef, NodeState};
 use crate::feasible::{Node, Resources};
 use crate::model::claim::ClaimKey;
@@ -22,9 +23,9 @@ pub struct Capacity {
     /// What claims have, or are to have, of each GPU.
     grants: BTreeMap<GpuRef, BTreeMap<ClaimKey, GpuGrant>>,
     of_claims: BTreeMap<ClaimKey, Vec<GpuRef>>,
-    rooms: BTreeMap<NodeName, NodeRoom>,
-    /// Nodes that have as many pods as they may.
-    full: Arc<BTreeSet<NodeName>>,
+    /// What the claims of each namespace have, or are to have.
+    pub usage: Usage,
+    rooms: NodeRooms,
     /// Closed for other reasons than those of [`Self::is_grouped`].
     closed: BTreeMap<GpuRef, bool>,
     specs: BTreeMap<NodeName, NodeSpec>,
@@ -80,6 +81,33 @@ impl NodeRoom {
     }
 }
 
+/// The room of all nodes.
+#[derive(Debug, Default)]
+struct NodeRooms {
+    rooms: BTreeMap<NodeName, NodeRoom>,
+    /// Nodes that have as many pods as they may.
+    full: Arc<BTreeSet<NodeName>>,
+}
+
+impl NodeRooms {
+    /// Changes a node's room. What is left of it then.
+    fn change(&mut self, node: &NodeName, change: impl FnOnce(&mut NodeRoom)) -> Resources {
+        let room = self.rooms.entry(node.clone()).or_default();
+        change(room);
+        let left = room.left();
+        match (left.pods == 0, self.full.contains(node)) {
+            (true, false) => drop(Arc::make_mut(&mut self.full).insert(node.clone())),
+            (false, true) => drop(Arc::make_mut(&mut self.full).remove(node)),
+            _ => {}
+        }
+        left
+    }
+
+    fn left(&self, node: &NodeName) -> Resources {
+        self.rooms.get(node).copied().unwrap_or_default().left()
+    }
+}
+
 impl Capacity {
     /// What is closed on these nodes for reasons of others, and what is known of selectors; nothing else: no nodes, no
     /// grants.
@@ -106,10 +134,8 @@ impl Capacity {
     /// What is known of a node now. One without a Node object has no room; one without GPUs is none.
     pub fn set_node(&mut self, name: &NodeName, state: Option<&NodeState>) {
         self.epoch += 1;
-        let room = self.rooms.entry(name.clone()).or_default();
-        room.all = state.and_then(|state| state.object.as_deref()).map(Node::allocatable).unwrap_or_default();
-        let left = room.left();
-        self.note_full(name, left);
+        let all = state.and_then(|state| state.object.as_deref()).map(Node::allocatable).unwrap_or_default();
+        let left = self.rooms.change(name, |of_node| of_node.all = all);
         let gpus = state.map(gpus).unwrap_or_default();
         if gpus.is_empty() {
             self.index.remove_node(name);
@@ -144,22 +170,14 @@ impl Capacity {
 
     /// A pod takes so much of a node now, beside or instead of what it took.
     pub fn take_room(&mut self, node: &NodeName, room: Resources) {
-        let entry = self.rooms.entry(node.clone()).or_default();
-        entry.used = entry.used.plus(room);
-        self.tell_room(node);
+        let left = self.rooms.change(node, |of_node| of_node.used = of_node.used.plus(room));
+        // Unknown: it has no GPUs.
+        let _ = self.set_room(node, left);
     }
 
     pub fn give_room(&mut self, node: &NodeName, room: Resources) {
-        let entry = self.rooms.entry(node.clone()).or_default();
-        entry.used = entry.used.minus(room);
+        let left = self.rooms.change(node, |of_node| of_node.used = of_node.used.minus(room));
         self.epoch += 1;
-        self.tell_room(node);
-    }
-
-    fn tell_room(&mut self, node: &NodeName) {
-        let left = self.left(node);
-        self.note_full(node, left);
-        // Unknown: it has no GPUs.
         let _ = self.set_room(node, left);
     }
 
@@ -167,21 +185,13 @@ impl Capacity {
         self.index.set_room(node, left.cpu_milli, left.memory, left.pods)
     }
 
-    fn note_full(&mut self, node: &NodeName, left: Resources) {
-        match (left.pods == 0, self.full.contains(node)) {
-            (true, false) => drop(Arc::make_mut(&mut self.full).insert(node.clone())),
-            (false, true) => drop(Arc::make_mut(&mut self.full).remove(node)),
-            _ => {}
-        }
-    }
-
     /// Nodes that have as many pods as they may.
     pub fn full(&self) -> Arc<BTreeSet<NodeName>> {
-        self.full.clone()
+        self.rooms.full.clone()
     }
 
     pub fn left(&self, node: &NodeName) -> Resources {
-        self.rooms.get(node).copied().unwrap_or_default().left()
+        self.rooms.left(node)
     }
 
     /// What a claim has of GPUs, planned or allocated; in place of what it had.

@@ -3,12 +3,9 @@
 //! Time is an argument. Nothing that is not in the API is needed to begin anew: holds and grants are read from it.
 
 use crate::admission::ShareClasses;
-use crate::controller::bounds::Usage;
 use crate::controller::capacity::Capacity;
 use crate::controller::config::Rules;
-use crate::controller::demand::Demand;
 use crate::controller::gang::Minimum;
-use crate::controller::gpus::Gpus;
 use crate::controller::holds::Holds;
 use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::pods::Pods;
@@ -25,18 +22,13 @@ pub struct Core {
     pub rules: Rules,
     pub view: ClusterView,
     pub capacity: Capacity,
-    pub(super) usage: Usage,
     pub(super) node_filter: NodeFilterCache,
     pub holds: Holds,
     pub queue: Queue,
     pub tracker: Tracker,
     pub recorder: EventRecorder,
     pub reserves: Reserves,
-    /// The lists are complete and what they showed was taken in.
-    pub(super) started: bool,
     pub(super) pods: Pods,
-    pub(super) demand: Demand,
-    pub(super) gpus: Gpus,
     pub(super) purse: Purse,
 }
 
@@ -52,17 +44,13 @@ impl Core {
         Self {
             view: ClusterView::new(namespace, &rules.grouping_schedulers),
             capacity: Capacity::default(),
-            usage: Usage::default(),
             node_filter: NodeFilterCache::default(),
             holds: Holds::new(rules.holds),
             queue: Queue::new(rules.patience),
             tracker: Tracker::default(),
             recorder: EventRecorder::default(),
             reserves: Reserves::new(rules.patience.keep),
-            started: false,
             pods: Pods::default(),
-            demand: Demand::default(),
-            gpus: Gpus::default(),
             purse: Purse::default(),
             rules,
         }

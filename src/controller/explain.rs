@@ -270,7 +270,7 @@ fn of_claim(
         namespace: claim.namespace().to_owned(),
         name: claim.name().to_owned(),
         origin: if claim.is_planned() { Origin::Promised } else { Origin::Exists },
-        created: claim.created,
+        created: claim.meta.created,
         pods: core.view.pods_of(claim).map(user).collect(),
         answer: answer(core, listing, claim, looked, at),
     })
@@ -340,7 +340,7 @@ fn answer(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked, at: Ti
             denied => unseen(claim, denied, &format!("unless {} says it, {words}; ", class_of(spec))),
         };
     }
-    if claim.ending {
+    if claim.is_ending() {
         return waits(Because::Ending, "is being deleted; it is not placed any more");
     }
     let full = if claim.is_planned() {
@@ -548,7 +548,7 @@ fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
 /// What is worth to be known of a place that the claim has.
 fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &Place) -> Vec<String> {
     let mut remarks = Vec::new();
-    for part in place.devices.iter().filter(|part| core.gpus.contested().contains(&part.gpu)) {
+    for part in place.devices.iter().filter(|part| core.holds.gpus.contested().contains(&part.gpu)) {
         let others = nodes::names(core, &part.gpu, |_, how| core.view.excludes_us(&part.gpu, how));
         remarks.push(format!(
             "{} is also named by {others}: it is given twice; the controller takes back what does not run yet",

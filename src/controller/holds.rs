@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use crate::cluster::allocation::ClaimVersion;
 use crate::controller::Moment;
+use crate::controller::gpus::Gpus;
 use crate::controller::view::{GpuRef, Sought};
 use crate::model::claim::ClaimRef;
 
@@ -154,8 +155,10 @@ pub struct Holds {
     phases: BTreeMap<GpuRef, Phase>,
     wanted: BTreeSet<GpuRef>,
     look: Option<Look>,
-    /// GPUs whose phase is another than when they were last asked for.
-    changed: BTreeSet<GpuRef>,
+    /// Those whose phase changes are looked at again.
+    pub gpus: Gpus,
+    /// The lists were complete and the holds that they showed were taken in.
+    has_begun: bool,
 }
 
 /// The look under way, even if nobody waits for it any more: what has settled since is for the next one.
@@ -174,7 +177,7 @@ pub enum Worth {
     Nothing,
     /// The next share can go there at once.
     InAdvance,
-    /// It has shares, is planned with, or is kept for good.
+    /// It has shares, is planned with, or is kept for good (which is known here).
     InUse,
 }
 
@@ -194,17 +197,22 @@ impl Holds {
     }
 
     fn set(&mut self, gpu: GpuRef, phase: Phase) {
-        self.changed.insert(gpu.clone());
+        self.gpus.note([gpu.clone()]);
         self.phases.insert(gpu, phase);
     }
 
     fn unset(&mut self, gpu: &GpuRef) {
-        self.changed.insert(gpu.clone());
+        self.gpus.note([gpu.clone()]);
         self.phases.remove(gpu);
     }
 
-    pub fn take_changed(&mut self) -> BTreeSet<GpuRef> {
-        std::mem::take(&mut self.changed)
+    /// The holds of the first complete lists are taken in now. False if they were before.
+    pub fn begin(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_begun, true)
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     pub fn phase(&self, gpu: &GpuRef) -> Option<&Phase> {
@@ -351,7 +359,7 @@ impl Holds {
         counted
     }
 
-    /// What time brings, and what was wanted. `worth`: what the GPU is kept for. `standing`: how the hold of a GPU
+    /// What time brings, and what was wanted. `worth`: what a GPU is kept for that is not held for good. `standing`: how the hold of a GPU
     /// stands in the API.
     pub fn step(
         &mut self,
@@ -389,7 +397,7 @@ impl Holds {
         let (mut over, mut ready) = (Vec::new(), 0);
         for (gpu, phase) in &mut self.phases {
             let Phase::Held { idle, .. } = phase else { continue };
-            let worth = worth(gpu);
+            let worth = if self.gpus.is_pinned(gpu) { Worth::InUse } else { worth(gpu) };
             if worth == Worth::InUse {
                 *idle = None;
                 continue;

@@ -1,7 +1,9 @@
-//! Where pods take room and ports of nodes, which pods a gang has, and which are to be looked at since their claims have changed.
+//! Where pods take room and ports of nodes, which pods a gang has, which wait for whole GPUs of kube-scheduler's, and
+//! which are to be looked at since their claims have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::controller::demand::Demand;
 use crate::controller::host_ports::HostPorts;
 use crate::controller::neighbours::Neighbours;
 use crate::controller::queue::UnitKey;
@@ -33,6 +35,7 @@ pub struct Pods {
     on_nodes: BTreeMap<NodeName, BTreeSet<PodUid>>,
     pub ports: HostPorts,
     pub neighbours: Neighbours,
+    pub demand: Demand,
     gangs: BTreeMap<UnitKey, BTreeMap<PodUid, MemberAsks>>,
     /// The gangs that pods are members of. No entry: the pod is a unit by itself.
     gang_of: BTreeMap<PodUid, UnitKey>,

@@ -32,7 +32,7 @@ impl Core {
         self.reevaluate_gpus(now);
         // What this round has set free is for the next.
         let more = self.capacity.epoch() != epoch && !self.queue.is_empty();
-        let left = self.demand.has_left() || self.pods.has_marked();
+        let left = self.pods.demand.has_left() || self.pods.has_marked();
         let again = (more || left || self.capacity.index.spent().1).then_some(now);
         let due = [
             again,

@@ -46,7 +46,7 @@ impl Core {
 
     /// GPUs that two parties name, or that more is granted of than they have.
     pub fn overcommitted(&self) -> usize {
-        self.gpus.contested().len() + audit(&self.capacity.index).len()
+        self.holds.gpus.contested().len() + audit(&self.capacity.index).len()
     }
 
     /// GPUs that are held, and those of them without a share.
@@ -67,7 +67,7 @@ impl Core {
             "holds": holds,
             "kept": self.reserves.state(),
             "moves": self.reserves.evictions.moves.state(),
-            "contested": self.gpus.contested().iter().map(GpuRef::to_string).collect::<Vec<_>>(),
+            "contested": self.holds.gpus.contested().iter().map(GpuRef::to_string).collect::<Vec<_>>(),
         })
     }
 }

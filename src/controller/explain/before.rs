@@ -67,6 +67,6 @@ pub(super) fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) 
 
 fn is_younger(core: &Core, gpu: &GpuRef, settle: Duration, at: Timestamp) -> bool {
     let hold = core.view.hold(gpu);
-    let age = hold.and_then(|hold| hold.created).map(|created| at.duration_since(created));
+    let age = hold.and_then(|hold| hold.meta.created).map(|created| at.duration_since(created));
     age.is_none_or(|age| age.as_secs_f64() < settle.as_secs_f64())
 }

@@ -53,7 +53,7 @@ fn open(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked) -> Answe
         let words = counted(core, claim).unwrap_or_else(foreign);
         Answer::NotOurs { place: None, words }
     };
-    if claim.ending {
+    if claim.is_ending() {
         return waits(Because::Ending, "is being deleted; it is not placed any more");
     }
     let pods: Vec<&Pod> = core.view.pods_of(claim).filter(|pod| !pod.ending).collect();

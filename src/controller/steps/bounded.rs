@@ -14,7 +14,7 @@ impl Core {
     pub(in crate::controller) fn set_grants(&mut self, key: ClaimKey, grants: Vec<(GpuRef, GpuGrant)>) {
         let namespace = self.view.claim(key).map(|claim| claim.namespace());
         let sum = grants.iter().map(|(_, grant)| of_grant(grant)).fold(Amounts::default(), Amounts::plus);
-        self.usage.set(key, namespace, sum);
+        self.capacity.usage.set(key, namespace, sum);
         let holders = &mut self.reserves.evictions.preempting.holders;
         self.capacity.gpus_of(key).iter().for_each(|gpu| holders.touch(&gpu.node));
         grants.iter().for_each(|(gpu, _)| holders.touch(&gpu.node));
@@ -57,7 +57,7 @@ impl Core {
     /// All parts of a unit are of one namespace.
     fn exceeded(&self, parts: &[Part], asked: Amounts) -> Option<String> {
         let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
-        self.view.bounds(namespace)?.exceeded(namespace, self.usage.of(namespace), asked)
+        self.view.bounds(namespace)?.exceeded(namespace, self.capacity.usage.of(namespace), asked)
     }
 }
 

@@ -85,7 +85,7 @@ impl Core {
             before.into_iter().chain([claim]).flat_map(|one| &one.allocation).flat_map(|one| &one.uses);
         let others: Vec<GpuRef> =
             named.clone().filter(|(_, how)| !how.is_ours()).map(|(gpu, _)| gpu.clone()).collect();
-        self.gpus.note(named.map(|(gpu, _)| gpu.clone()));
+        self.holds.gpus.note(named.map(|(gpu, _)| gpu.clone()));
         if let Some(gpu) = claim.hold.clone() {
             self.hold_changed(&gpu, now);
         }
@@ -165,7 +165,7 @@ impl Core {
 
     fn claim_gone(&mut self, claim: &Claim, now: Moment) {
         let key = claim.key;
-        self.gpus.note(claim.allocation.iter().flat_map(|one| &one.uses).map(|(gpu, _)| gpu.clone()));
+        self.holds.gpus.note(claim.allocation.iter().flat_map(|one| &one.uses).map(|(gpu, _)| gpu.clone()));
         if let Some(gpu) = &claim.hold {
             self.hold_changed(gpu, now);
         }
@@ -235,7 +235,7 @@ impl Core {
         self.pods.neighbours.set(&pod.at.namespace, uid, None, None);
         self.queue.forget(uid);
         self.recorder.forget(uid);
-        self.demand.forget(uid);
+        self.pods.demand.forget(uid);
         if self.tracker.node_of(&key, uid).is_some() {
             self.cancel(&key, now);
         }
@@ -255,23 +255,25 @@ impl Core {
         self.pods.neighbours.node_changed();
         self.reserves.evictions.preempting.holders.touch(name);
         let gpus = state.into_iter().flat_map(|state| state.gpus.keys());
-        self.gpus.note(gpus.map(|device| GpuRef::new(name, device)));
+        self.holds.gpus.note(gpus.map(|device| GpuRef::new(name, device)));
     }
 
     fn hold_changed(&mut self, gpu: &GpuRef, now: Moment) {
-        self.gpus.note([gpu.clone()]);
-        if !self.started || matches!(self.holds.phase(gpu), Some(Phase::Writing | Phase::Releasing { .. })) {
+        self.holds.gpus.note([gpu.clone()]);
+        if !self.holds.has_begun()
+            || matches!(self.holds.phase(gpu), Some(Phase::Writing | Phase::Releasing { .. }))
+        {
             return;
         }
         let hold = self.view.hold(gpu);
-        let stands = hold.is_some_and(|hold| hold.allocation.is_some() && !hold.ending);
+        let stands = hold.is_some_and(|hold| hold.allocation.is_some() && !hold.is_ending());
         match (stands, self.holds.phase(gpu)) {
             (true, None) => self.holds.stray(gpu, now),
             (false, _) => {
                 if self.holds.gone(gpu) {
                     self.recorder.trouble(format!("the hold of {gpu} was taken away by somebody else"));
                 }
-                if hold.is_some_and(|hold| !hold.ending) {
+                if hold.is_some_and(|hold| !hold.is_ending()) {
                     self.holds.stray(gpu, now);
                 }
             }
@@ -281,11 +283,11 @@ impl Core {
 
     /// The first time that everything is known: what stands in the API was decided by a leader before us.
     pub(in crate::controller) fn start(&mut self, now: Moment) {
-        if std::mem::replace(&mut self.started, true) {
+        if !self.holds.begin() {
             return;
         }
         for (gpu, claim) in self.view.holds() {
-            match claim.version().filter(|_| claim.allocation.is_some() && !claim.ending) {
+            match claim.version().filter(|_| claim.allocation.is_some() && !claim.is_ending()) {
                 Some(at) => {
                     let shared = self.view.uses(gpu).any(|(_, how)| matches!(how, Use::Share(_)));
                     // Nobody has seen who came and went since it was written.
@@ -297,10 +299,10 @@ impl Core {
                 None => self.holds.stray(gpu, now),
             }
         }
-        self.gpus.note(self.view.used_gpus().cloned());
+        self.holds.gpus.note(self.view.used_gpus().cloned());
         let of = |(name, state): (&NodeName, &NodeState)| {
             state.gpus.keys().map(|device| GpuRef::new(name, device)).collect::<Vec<_>>()
         };
-        self.gpus.note(self.view.nodes().flat_map(of));
+        self.holds.gpus.note(self.view.nodes().flat_map(of));
     }
 }

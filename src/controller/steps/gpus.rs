@@ -18,8 +18,7 @@ impl Core {
 
     /// Looks again at the GPUs that something has happened to.
     pub(in crate::controller) fn reevaluate_gpus(&mut self, now: Moment) {
-        self.gpus.note(self.holds.take_changed());
-        for gpu in self.gpus.take_changed() {
+        for gpu in self.holds.gpus.take_changed() {
             self.reevaluate_gpu(&gpu, now);
         }
     }
@@ -34,7 +33,7 @@ impl Core {
             .collect();
         match others && (self.holds.is_ours(gpu) || !shares.is_empty()) {
             true => self.contested(gpu, &shares, now),
-            false => self.gpus.settle(gpu),
+            false => self.holds.gpus.settle(gpu),
         }
         if (!shares.is_empty() || self.capacity.is_granted(gpu)) && !others && self.holds.phase(gpu).is_none()
         {
@@ -45,7 +44,7 @@ impl Core {
         // One that was taken under other rules gets no more shares, and goes back after its last.
         let forbidden = named(&self.rules.never_hold);
         let pinned = !forbidden && named(&self.rules.always_hold);
-        self.gpus.set_pinned(gpu, pinned);
+        self.holds.gpus.set_pinned(gpu, pinned);
         if pinned && !others && self.holds.phase(gpu).is_none() {
             self.holds.want(gpu);
         }
@@ -60,11 +59,11 @@ impl Core {
             self.cancel(&key, now);
         }
         if shares.is_empty() {
-            self.gpus.settle(gpu);
+            self.holds.gpus.settle(gpu);
             self.holds.lose(gpu, Loss::Race, now);
             return;
         }
-        if self.gpus.contest(gpu) {
+        if self.holds.gpus.contest(gpu) {
             self.recorder.trouble(format!("{gpu} has shares of ours, and another claim names it"));
         }
         let is_unused = |claim: &ClaimKey| self.view.claim(*claim).is_some_and(|claim| !claim.is_reserved());

@@ -24,31 +24,31 @@ impl Core {
     /// Notes what a pod waits for.
     pub(super) fn note_needs(&mut self, uid: &PodUid) {
         let refused = self.view.pod(uid).filter(|pod| is_unschedulable(pod));
-        let Some(pod) = refused else { return self.demand.forget(uid) };
+        let Some(pod) = refused else { return self.pods.demand.forget(uid) };
         let mut needs: Vec<Arc<[Need]>> = Vec::new();
         for claim in self.view.unallocated_claims(pod).take(NEEDS_MAX) {
-            let of_claim = self.demand.of_claim(claim.key).unwrap_or_else(|| {
+            let of_claim = self.pods.demand.of_claim(claim.key).unwrap_or_else(|| {
                 let of_claim: Arc<[Need]> = self.view.needs_of(claim).collect();
-                self.demand.note_claim(claim.key, &of_claim);
+                self.pods.demand.note_claim(claim.key, &of_claim);
                 of_claim
             });
             needs.extend((!of_claim.is_empty()).then_some(of_claim));
         }
         let of_limits: Arc<[Need]> = self.view.needs_of_limits(pod).take(NEEDS_MAX).collect();
         needs.extend((!of_limits.is_empty()).then_some(of_limits));
-        self.demand.set(uid, needs);
+        self.pods.demand.set(uid, needs);
     }
 
     /// The same of all, since classes have changed.
     pub(super) fn note_all_needs(&mut self) {
-        self.demand.forget_claims();
+        self.pods.demand.forget_claims();
         let pods: Vec<PodUid> = self.view.pods().map(|pod| pod.at.uid.clone()).collect();
         pods.iter().for_each(|pod| self.note_needs(pod));
     }
 
     /// Gives idle GPUs back where pods wait for whole ones. The pods that GPUs are on their way to.
     pub(in crate::controller) fn yield_idle_gpus(&mut self, now: Moment) -> BTreeSet<PodUid> {
-        if self.demand.is_empty() {
+        if self.pods.demand.is_empty() {
             return BTreeSet::new();
         }
         let order = self.by_priority();
@@ -57,7 +57,7 @@ impl Core {
         let kept = self.reserves.preempted_gpus();
         // Those that this round does not come to are looked at in the next ones.
         let mut idle = self.holds.idle_ones();
-        let first = idle.iter().position(|gpu| self.demand.begins_at(gpu)).unwrap_or(0);
+        let first = idle.iter().position(|gpu| self.pods.demand.begins_at(gpu)).unwrap_or(0);
         idle.rotate_left(first);
         let mut stops_at = None;
         for gpu in idle {
@@ -65,7 +65,7 @@ impl Core {
                 stops_at = Some(gpu);
                 break;
             }
-            if self.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) || kept.contains(&gpu) {
+            if self.holds.gpus.is_pinned(&gpu) || self.capacity.is_granted(&gpu) || kept.contains(&gpu) {
                 continue;
             }
             if let Some(need) = self.who_waits(&gpu, &order, &given) {
@@ -73,13 +73,13 @@ impl Core {
                 self.holds.lose(&gpu, Loss::Whole, now);
             }
         }
-        self.demand.begin_at(stops_at);
+        self.pods.demand.begin_at(stops_at);
         given.into_keys().map(|(pod, _)| pod).collect()
     }
 
     /// Who waits, those of higher priority in front: they may have had others end.
     pub(in crate::controller) fn by_priority(&self) -> Vec<PodUid> {
-        let mut order: Vec<PodUid> = self.demand.pods().cloned().collect();
+        let mut order: Vec<PodUid> = self.pods.demand.pods().cloned().collect();
         order.sort_by_key(|uid| Reverse(self.view.pod(uid).map(|pod| pod.priority)));
         order
     }
@@ -99,7 +99,7 @@ impl Core {
     fn who_waits(&mut self, gpu: &GpuRef, order: &[PodUid], given: &BTreeMap<NeedAt, u32>) -> Option<NeedAt> {
         let taints = &self.view.gpu(gpu)?.taints;
         for uid in order {
-            let needs = self.demand.of(uid);
+            let needs = self.pods.demand.of(uid);
             let open =
                 |at: usize, devices| given.get(&(uid.clone(), at)).is_none_or(|count| *count < devices);
             let index = &mut self.capacity.index;
@@ -123,8 +123,8 @@ impl Core {
     pub(in crate::controller) fn keep(&mut self, now: Moment, round: &mut Round) {
         self.take_ahead();
         self.look(now);
-        let (view, capacity, gpus) = (&self.view, &self.capacity, &self.gpus);
-        let worth = |gpu: &GpuRef| match capacity.is_granted(gpu) || gpus.is_pinned(gpu) {
+        let (view, capacity) = (&self.view, &self.capacity);
+        let worth = |gpu: &GpuRef| match capacity.is_granted(gpu) {
             true => Worth::InUse,
             false if view.node(&gpu.node).is_some_and(takes_pods) => Worth::InAdvance,
             false => Worth::Nothing,
@@ -195,7 +195,7 @@ fn takes_pods(node: &NodeState) -> bool {
 fn standing(view: &ClusterView, gpu: &GpuRef) -> Standing {
     let Some(hold) = view.hold(gpu) else { return Standing::No };
     let Some(at) = hold.version().cloned() else { return Standing::No };
-    if hold.ending || view.is_listing_claims() {
+    if hold.is_ending() || view.is_listing_claims() {
         return Standing::StandBy;
     }
     match (hold.allocation.is_some(), view.is_anothers(gpu)) {

@@ -337,8 +337,8 @@ impl Core {
         let is_own = |claim: &&Claim| {
             let users = &claim.users;
             claim.is_shares()
-                && !claim.ending
-                && claim.owner.as_ref() == Some(&pod.at.uid)
+                && !claim.is_ending()
+                && claim.meta.owner.as_ref() == Some(&pod.at.uid)
                 && users.pods.iter().all(|user| *user == pod.at.uid)
                 && !users.others
         };

@@ -319,7 +319,7 @@ impl Core {
                 is_placed |= !is_queued && self.is_decided(pod);
                 is_bound |= pod.node.is_some();
                 if let Goal::Whole(_) = one.goal {
-                    waits = self.demand.contains(&pod.at.uid);
+                    waits = self.pods.demand.contains(&pod.at.uid);
                     // Its claim has a GPU, wherever that is: nobody else ends.
                     is_placed = !waits && self.view.needs_nothing(pod);
                 }
@@ -387,7 +387,7 @@ impl Core {
             self.reserves.end_preempted(key);
             self.capacity.news();
         }
-        self.gpus.note(gpus);
+        self.holds.gpus.note(gpus);
     }
 
     /// When the last of the pods is to have ended, and its room is to have found its pod.

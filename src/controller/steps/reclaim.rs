@@ -45,7 +45,7 @@ impl Core {
             return Because::Settled;
         };
         let pods: Vec<&Pod> = self.view.pods_of(claim).filter(|pod| !pod.ending).collect();
-        if claim.ending || claim.is_reserved() {
+        if claim.is_ending() || claim.is_reserved() {
             return Because::Settled;
         }
         if pods.is_empty() {

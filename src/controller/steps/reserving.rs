@@ -31,7 +31,7 @@ pub struct Keeping {
 
 impl Core {
     pub(in crate::controller) fn begin_keeping(&mut self, turns: &[Turn], now: Moment) -> Keeping {
-        let (queue, demand) = (&self.queue, &self.demand);
+        let (queue, demand) = (&self.queue, &self.pods.demand);
         let waits = |key: &UnitKey| match key {
             UnitKey::Pod(pod) => queue.has(key) || demand.contains(pod),
             UnitKey::Gang { .. } => queue.has(key),

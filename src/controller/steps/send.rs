@@ -25,7 +25,7 @@ impl Core {
         ids: &mut dyn FnMut() -> String,
     ) {
         let (view, holds) = (&self.view, &self.holds);
-        let writable = |claim: &&Claim| !claim.ending && matches!(claim.asks, Asks::Shares(_));
+        let writable = |claim: &&Claim| !claim.is_ending() && matches!(claim.asks, Asks::Shares(_));
         let at = |claim: ClaimKey| view.claim(claim).filter(writable).map(|claim| &claim.at);
         for claim in self.tracker.due(|gpu| holds.is_held(gpu), at, now) {
             if let Some(write) = self.allocate(claim, ids) {
@@ -54,7 +54,8 @@ impl Core {
         for (key, text) in self.tracker.take_reasons(now) {
             let Some(claim) = self.view.claim(key) else { continue };
             let Some(at) = claim.version() else { continue };
-            let waits = claim.allocation.is_none() && !claim.ending && self.tracker.planned(key).is_none();
+            let waits =
+                claim.allocation.is_none() && !claim.is_ending() && self.tracker.planned(key).is_none();
             if waits && claim.waiting.as_ref() != Some(&text) {
                 let annotations = vec![(WAITING.to_owned(), Some(text.clone()))];
                 let marks = Marks { finalizers: None, annotations };
@@ -117,7 +118,7 @@ impl Core {
             Presence::Planned { pod, name } => return self.created(key, (pod, name), spec, Some(made)),
             Presence::Exists(at) => at.clone(),
         };
-        let mut finalizers = claim.finalizers.clone();
+        let mut finalizers = claim.meta.finalizers.clone();
         let protected = finalizers.iter().any(|one| one == FINALIZER);
         finalizers.push(FINALIZER.to_owned());
         let marks = Marks {

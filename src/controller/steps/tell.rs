@@ -84,7 +84,7 @@ impl Core {
             }
             for claim in self.view.claims_of(pod).into_iter().flatten() {
                 let Some(at) = claim.version() else { continue };
-                let open = claim.is_shares() && claim.allocation.is_none() && !claim.ending;
+                let open = claim.is_shares() && claim.allocation.is_none() && !claim.is_ending();
                 let text = short(words);
                 if open && claim.waiting.as_ref() != Some(&text) {
                     self.recorder.about(&at.claim, words);

@@ -66,7 +66,7 @@ impl Core {
         let open = |claim: &&Claim| {
             claim.is_shares()
                 && claim.allocation.is_none()
-                && !claim.ending
+                && !claim.is_ending()
                 && !self.tracker.is_decided(claim.key)
         };
         let asks = match &claims {
@@ -122,7 +122,7 @@ impl Core {
             if is_bound || claims.iter().any(|claim| claim.is_reserved()) {
                 continue;
             }
-            let given = claims.iter().filter(|claim| claim.allocation.is_some() && !claim.ending);
+            let given = claims.iter().filter(|claim| claim.allocation.is_some() && !claim.is_ending());
             let given: Vec<ClaimKey> = given.map(|claim| claim.key).collect();
             given.into_iter().for_each(|claim| self.tracker.clear(claim, now));
         }

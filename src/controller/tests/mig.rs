@@ -299,7 +299,7 @@ fn an_instance_made_by_hand_takes_its_own_place_and_no_more() {
         cluster.settle(LONG);
         assert_eq!((made(&cluster, "a"), made(&cluster, "b")), before);
         assert_eq!(cluster.holds(), ["hold.gpu-0.node-0"]);
-        assert!(cluster.core.gpus.contested().is_empty());
+        assert!(cluster.core.holds.gpus.contested().is_empty());
         // The board is not there for a moment.
         cluster.put_slice("node-0", Vec::new());
         cluster.settle(LONG);

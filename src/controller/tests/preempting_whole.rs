@@ -410,8 +410,8 @@ fn what_a_claim_asks_for_is_kept_once_however_many_pods_name_it() {
         cluster.put_pod(&format!("p{nth}"), &names, refused());
     }
     cluster.settle(SECOND);
-    assert_eq!(cluster.core.demand.pods().count(), 20);
-    assert_eq!(cluster.core.demand.kept(), (3, 3));
+    assert_eq!(cluster.core.pods.demand.pods().count(), 20);
+    assert_eq!(cluster.core.pods.demand.kept(), (3, 3));
     (0..20).for_each(|nth| cluster.drop_pod(&format!("p{nth}"), true));
     for nth in 0..200 {
         let name = format!("one{nth}");
@@ -419,6 +419,6 @@ fn what_a_claim_asks_for_is_kept_once_however_many_pods_name_it() {
         cluster.drop_pod(&name, true);
     }
     cluster.settle(SECOND);
-    let (needs, claims) = cluster.core.demand.kept();
+    let (needs, claims) = cluster.core.pods.demand.kept();
     assert!(needs == 0 && claims <= 64, "{claims} claims are remembered");
 }

@@ -1088,7 +1088,7 @@ fn somebody_who_names_a_gpu_of_ours_is_noticed_and_what_does_not_run_yet_moves()
     super::walk::bind(&mut cluster, "runs");
     whole_claim_takes(&mut cluster, "whole", &node, "gpu-0");
     cluster.settle(LONG);
-    assert_eq!(cluster.core.gpus.contested().iter().collect::<Vec<_>>(), [&gpu(&node, "gpu-0")]);
+    assert_eq!(cluster.core.holds.gpus.contested().iter().collect::<Vec<_>>(), [&gpu(&node, "gpu-0")]);
     assert_eq!(cluster.core.overcommitted(), 1, "what the gauge shows");
     assert_ne!(cluster.place("waits").unwrap().0, node);
     assert_eq!(cluster.place("runs").unwrap().0, node, "nobody takes a running pod's GPU");

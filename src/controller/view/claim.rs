@@ -82,12 +82,7 @@ impl Presence {
 pub struct Claim {
     pub key: ClaimKey,
     pub at: Presence,
-    pub created: Option<Timestamp>,
-    /// It is being deleted.
-    pub ending: bool,
-    pub finalizers: Vec<String>,
-    /// The pod that it was made for.
-    pub owner: Option<PodUid>,
+    pub meta: ClaimMeta,
     /// It is a hold of ours, for this GPU.
     pub hold: Option<GpuRef>,
     pub waiting: Option<String>,
@@ -97,6 +92,17 @@ pub struct Claim {
     pub asks: Asks,
     pub allocation: Option<Allocation>,
     pub users: Users,
+}
+
+/// What the API server knows of any object.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ClaimMeta {
+    pub created: Option<Timestamp>,
+    /// It is being deleted.
+    pub ending: bool,
+    pub finalizers: Vec<String>,
+    /// The pod that it was made for.
+    pub owner: Option<PodUid>,
 }
 
 /// `status.reservedFor`.
@@ -187,6 +193,10 @@ impl Claim {
         self.is_shares() && self.allocation.is_some()
     }
 
+    pub fn is_ending(&self) -> bool {
+        self.meta.ending
+    }
+
     pub fn is_reserved(&self) -> bool {
         !self.users.pods.is_empty() || self.users.others
     }
@@ -199,10 +209,7 @@ pub fn planned(key: ClaimKey, pod: &PodRef, (text, name): (&str, &str), classes:
     Claim {
         key,
         at: Presence::Planned { pod: pod.clone(), name: name.to_owned() },
-        created: None,
-        ending: false,
-        finalizers: Vec::new(),
-        owner: Some(pod.uid.clone()),
+        meta: ClaimMeta { owner: Some(pod.uid.clone()), ..ClaimMeta::default() },
         hold: None,
         waiting: None,
         policy: None,
@@ -229,7 +236,7 @@ pub fn version(meta: &ObjectMeta) -> ClaimVersion {
 impl Claim {
     /// As the other version of the claim for the pods that name it: where they go and what they wait for does not change.
     pub fn is_same_for_pods(&self, other: &Self) -> bool {
-        (self.is_planned(), self.ending) == (other.is_planned(), other.ending)
+        (self.is_planned(), self.is_ending()) == (other.is_planned(), other.is_ending())
             && self.hold == other.hold
             && self.asks == other.asks
             && self.allocation == other.allocation
@@ -268,10 +275,12 @@ pub(super) fn read(key: ClaimKey, object: ResourceClaim, namespace: &str, classe
     };
     Claim {
         key,
-        created: meta.creation_timestamp.as_ref().map(|time| time.0),
-        ending: meta.deletion_timestamp.is_some(),
-        finalizers,
-        owner: owner(meta),
+        meta: ClaimMeta {
+            created: meta.creation_timestamp.as_ref().map(|time| time.0),
+            ending: meta.deletion_timestamp.is_some(),
+            finalizers,
+            owner: owner(meta),
+        },
         waiting: annotation(WAITING),
         policy: annotation(POLICY),
         allocation: status
@@ -352,7 +361,8 @@ pub(super) fn unreadable(
         Asks::Shares(_) => Asks::Unreadable(format!("it cannot be read: {problem}")),
         known => known.clone(),
     };
-    Claim { at: fresh.at, ending: fresh.ending, allocation, asks, kept: None, ..before.clone() }
+    let meta = ClaimMeta { ending: fresh.meta.ending, ..before.meta.clone() };
+    Claim { at: fresh.at, meta, allocation, asks, kept: None, ..before.clone() }
 }
 
 /// The beginning of a text that people read.

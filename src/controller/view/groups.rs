@@ -278,7 +278,7 @@ impl ClusterView {
         let claims = &self.claims;
         self.optional.groups.promised.retain(|claim| claims.get(*claim).is_some_and(Claim::is_planned));
         let is_open = |claim: &&ClaimKey| {
-            let owner = claims.get(**claim).and_then(|claim| claim.owner.as_ref());
+            let owner = claims.get(**claim).and_then(|claim| claim.meta.owner.as_ref());
             owner.and_then(|pod| self.pods.get(pod)).is_some_and(|pod| !pod.ending && !pod.gated)
         };
         self.optional.groups.promised.iter().filter(is_open).copied().collect()

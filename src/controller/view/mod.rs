@@ -414,7 +414,7 @@ impl ClusterView {
         let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
         let planned = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
         // Another pod may name the claim that was promised to a first one.
-        let theirs = |claim: &&Claim| claim.is_planned() && claim.owner.as_ref() == Some(&gone.at.uid);
+        let theirs = |claim: &&Claim| claim.is_planned() && claim.meta.owner.as_ref() == Some(&gone.at.uid);
         let planned = planned.filter(theirs).map(|claim| claim.key);
         let planned = planned.and_then(|key| self.claims.remove(key));
         let claim = planned.map(|claim| News::ClaimGone(Box::new(claim)));

@@ -44,13 +44,13 @@ struct Whole {
 impl Core {
     /// After idle GPUs were given back. `given`: pods that one is on its way to.
     pub(in crate::controller) fn preempt_for_whole(&mut self, given: &BTreeSet<PodUid>, now: Moment) {
-        if !self.rules.preemption || self.demand.is_empty() {
+        if !self.rules.preemption || self.pods.demand.is_empty() {
             return;
         }
         let epoch = self.capacity.epoch();
         let mut waiting = Vec::new();
-        for uid in self.demand.pods().filter(|uid| !given.contains(*uid)) {
-            let Some(need) = self.demand.single(uid).filter(|need| is_one(need)) else { continue };
+        for uid in self.pods.demand.pods().filter(|uid| !given.contains(*uid)) {
+            let Some(need) = self.pods.demand.single(uid).filter(|need| is_one(need)) else { continue };
             let may = |pod: &&Pod| {
                 pod.standing.preempts
                     && pod.standing.tried == Tried::InVain
@@ -100,7 +100,7 @@ impl Core {
                 );
                 outcome.put_off = begun.err();
                 // No share comes there any more.
-                self.gpus.note(gpus);
+                self.holds.gpus.note(gpus);
                 self.reevaluate_gpus(now);
             }
             Ok(Found::Soon(_) | Found::Free(_) | Found::Room { .. }) | Err(Nobody::Anywhere) => {}
@@ -183,7 +183,7 @@ impl Core {
             }
             shapes.push(shape);
         }
-        Some(Whole { shapes, nodes, pinned: self.gpus.pinned().cloned().collect() })
+        Some(Whole { shapes, nodes, pinned: self.holds.gpus.pinned().cloned().collect() })
     }
 
     /// A node with a GPU that nobody has, or that we hold and nobody uses.
@@ -211,7 +211,7 @@ impl Core {
 
     /// What would be done for a pod that waits for a whole GPU, for people who ask. None: it waits for something else.
     pub(in crate::controller) fn prospect_of_whole(&mut self, uid: &PodUid, now: Moment) -> Option<Prospect> {
-        let need = self.demand.single(uid).filter(|need| is_one(need))?.clone();
+        let need = self.pods.demand.single(uid).filter(|need| is_one(need))?.clone();
         let starts_alone = |pod: &&Pod| self.view.minimum(pod).is_one();
         let pod = self.view.pod(uid).filter(|pod| self.is_all_known(pod)).filter(starts_alone)?;
         let (preempts, tried) = (pod.standing.preempts, pod.standing.tried);
