@@ -37,7 +37,7 @@ fn main() -> ExitCode {
                 true => eprintln!("error: {words}"),
                 false => eprintln!("tranche: {words}"),
             }
-            let usage = error.is::<settings::BadSettings>() || error.is::<cli::Usage>();
+            let usage = error.is::<settings::BadSettings>() || error.is::<cli::UsageError>();
             if usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
         }
     }
@@ -94,7 +94,9 @@ fn start_logs(settings: &LogSettings, warnings: &[String]) -> Result<LogControl,
 fn become_daemon(launch: &str) -> anyhow::Error {
     let launch: Launch = match serde_json::from_str(launch) {
         Ok(launch) => launch,
-        Err(error) => return cli::Usage(format!("{SUBCOMMAND} is for `tranche mps` only: {error}")).into(),
+        Err(error) => {
+            return cli::UsageError(format!("{SUBCOMMAND} is for `tranche mps` only: {error}")).into();
+        }
     };
     for words in launch.leave_cgroups() {
         eprintln!("{words}");

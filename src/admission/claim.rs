@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::classes::{ClassAmount, KnownClasses, Whose};
+use super::classes::{ClassAmount, ClassOwner, KnownClasses};
 use super::review::Problem;
 use super::selectors::SelectorBudget;
 use super::{messages, selectors};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
-use crate::params::{self, AskedError, Params, Said, ShareGrant};
+use crate::params::{self, AskedError, Params, ShareGrant, ShareSource};
 use crate::select::{CLAIM_ENTRIES_MAX, CONSTRAINED_MAX};
 
 /// The API server takes 32 requests, 32 configurations, and 32 names of requests in each.
@@ -31,7 +31,7 @@ const NAMES_MAX: usize = 8;
 struct ClaimRequest<'a> {
     name: RequestName,
     class: &'a str,
-    whose: Whose,
+    whose: ClassOwner,
     /// Its fields.
     body: &'a Value,
     /// Where they stand below `spec.devices`.
@@ -45,7 +45,7 @@ impl ClaimRequest<'_> {
     }
 
     fn is_controllers(&self) -> bool {
-        matches!(self.whose, Whose::Controller(_))
+        matches!(self.whose, ClassOwner::Controller(_))
     }
 
     fn has_capacity(&self) -> bool {
@@ -65,7 +65,7 @@ fn has_capacity(body: &Value) -> bool {
 }
 
 /// A configuration for our driver.
-struct Config<'a> {
+struct CheckedConfig<'a> {
     /// Where its parameters stand.
     at: String,
     /// Names of requests, or of their alternatives. None: it applies to all.
@@ -74,7 +74,7 @@ struct Config<'a> {
     params: Option<Params>,
 }
 
-impl Config<'_> {
+impl CheckedConfig<'_> {
     fn applies_to(&self, request: &RequestName) -> bool {
         let names = || [request.as_str(), request.base()];
         self.requests.is_empty() || names().iter().any(|name| self.requests.contains(name))
@@ -256,7 +256,7 @@ fn configs<'a>(
     at: &str,
     requests: &[ClaimRequest<'_>],
     found: &mut Vec<Problem>,
-) -> Vec<Config<'a>> {
+) -> Vec<CheckedConfig<'a>> {
     let known = KnownRequests::of(requests);
     list(&devices["config"])
         .enumerate()
@@ -266,18 +266,23 @@ fn configs<'a>(
 }
 
 /// The claim asks for shares by this request, not the controller for whole GPUs or MIG devices.
-fn has_daemon(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> bool {
+fn has_daemon(request: &ClaimRequest<'_>, configs: &[CheckedConfig<'_>]) -> bool {
     let shares = configs.iter().filter(|config| config.applies_to(&request.name));
     let mut share = shares.filter_map(|config| match &config.params {
         Some(Params::Share(share)) => Some(share),
         _ => None,
     });
-    let said = share.next_back().map_or(Said::Nowhere, Said::ByClaim);
+    let said = share.next_back().map_or(ShareSource::Nowhere, ShareSource::ByClaim);
     let asked = params::asked(said, request.capacity());
     !(request.is_controllers() && asked.is_ok_and(|share| share.is_whole() || share.is_mig()))
 }
 
-fn read<'a>(config: &'a Value, at: &str, known: &KnownRequests<'_>, found: &mut Vec<Problem>) -> Config<'a> {
+fn read<'a>(
+    config: &'a Value,
+    at: &str,
+    known: &KnownRequests<'_>,
+    found: &mut Vec<Problem>,
+) -> CheckedConfig<'a> {
     let requests = || list(&config["requests"]).map(text);
     for (index, name) in requests().enumerate() {
         if found.len() < PROBLEMS_MAX && !known.has(name) {
@@ -293,7 +298,7 @@ fn read<'a>(config: &'a Value, at: &str, known: &KnownRequests<'_>, found: &mut 
     }
     let at = format!("{at}.opaque.parameters");
     let params = decode(&config["opaque"]["parameters"], &at).map_err(|problem| found.push(problem)).ok();
-    Config { at, requests: requests().collect(), params }
+    CheckedConfig { at, requests: requests().collect(), params }
 }
 
 fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
@@ -316,7 +321,7 @@ fn decode(parameters: &Value, at: &str) -> Result<Params, Problem> {
 
 /// What is wrong with a request of a class of the controller's. Of several configurations the last one counts,
 /// as a whole (KEP-3063).
-fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> {
+fn of_share(request: &ClaimRequest<'_>, configs: &[CheckedConfig<'_>]) -> Vec<Problem> {
     let mut found = Vec::new();
     let mut share = None;
     for config in configs.iter().filter(|config| config.applies_to(&request.name)) {
@@ -331,8 +336,8 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> 
             }),
         }
     }
-    let Whose::Controller(amount) = request.whose else { return found };
-    let said = share.map_or(Said::Nowhere, |(_, share)| Said::ByClaim(share));
+    let ClassOwner::Controller(amount) = request.whose else { return found };
+    let said = share.map_or(ShareSource::Nowhere, |(_, share)| ShareSource::ByClaim(share));
     let error = match (params::asked(said, request.capacity()), amount) {
         (Ok(_), _) | (Err(AskedError::Missing), ClassAmount::Said | ClassAmount::Unknown) => return found,
         (Err(error), _) => error,
@@ -349,14 +354,14 @@ fn of_share(request: &ClaimRequest<'_>, configs: &[Config<'_>]) -> Vec<Problem> 
 
 /// A share that kube-scheduler places, and rounds up to 1 MiB: who asks for less has forgotten the unit.
 fn too_little(request: &ClaimRequest<'_>) -> Option<Problem> {
-    let is_scheduled = request.whose == Whose::Scheduler && request.class == WHOLE_CLASS;
+    let is_scheduled = request.whose == ClassOwner::Scheduler && request.class == WHOLE_CLASS;
     let (_, quantity) = request.capacity().find(|(name, _)| is_scheduled && *name == params::MEMORY)?;
     let words = params::requested_memory(quantity).err()?;
     Some(Problem { field: format!("{}.capacity.requests[{}]", request.at, params::MEMORY), words })
 }
 
 /// A request of which nobody says how much it is for. `config`: its GpuShare.
-fn without_amount(request: &ClaimRequest<'_>, config: Option<&Config<'_>>) -> Problem {
+fn without_amount(request: &ClaimRequest<'_>, config: Option<&CheckedConfig<'_>>) -> Problem {
     let advice = r#"write memory (such as 2000Mi) or fraction (such as "0.25")"#;
     let (class, dropped) = (request.class, messages::CAPACITY_DROPPED);
     match config {
@@ -409,7 +414,7 @@ fn beside_shares(requests: &[ClaimRequest<'_>]) -> Vec<Problem> {
     if !requests.iter().any(ClaimRequest::is_controllers) {
         return Vec::new();
     }
-    let others = requests.iter().filter(|request| request.whose == Whose::Scheduler);
+    let others = requests.iter().filter(|request| request.whose == ClassOwner::Scheduler);
     let told = |other: &ClaimRequest<'_>| Problem {
         field: format!("{}.deviceClassName", other.at),
         words: messages::other_class(other.class),
@@ -419,16 +424,16 @@ fn beside_shares(requests: &[ClaimRequest<'_>]) -> Vec<Problem> {
 
 /// A limit for a request of another class than the controller's, in the words of `prepare`, which would refuse it, too.
 /// An entry that names no request means the claim's shares, if it has some.
-fn misplaced(config: &Config<'_>, requests: &[ClaimRequest<'_>]) -> Option<Problem> {
+fn misplaced(config: &CheckedConfig<'_>, requests: &[ClaimRequest<'_>]) -> Option<Problem> {
     let Some(Params::Share(share)) = &config.params else { return None };
     let has_shares = requests.iter().any(ClaimRequest::is_share);
     let meant = requests.iter().filter(|request| config.applies_to(&request.name));
     let meant = meant.filter(|request| request.is_share() || !config.requests.is_empty() || !has_shares);
     // Of a class that is not known, a share that kube-scheduler places shows by its capacities.
     let others = |request: &&ClaimRequest<'_>| match request.whose {
-        Whose::Controller(_) => false,
-        Whose::Scheduler => true,
-        Whose::Unknown => request.has_capacity(),
+        ClassOwner::Controller(_) => false,
+        ClassOwner::Scheduler => true,
+        ClassOwner::Unknown => request.has_capacity(),
     };
     meant.filter(others).find_map(|request| {
         let what = || format!("request \"{}\" of class {}", request.name, request.class);
@@ -451,11 +456,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::admission::{Answer, Verdict, validate};
+    use crate::admission::{ReviewAnswer, ReviewVerdict, validate};
     use crate::model::names::SHARED_CLASS;
     use crate::select::NOT_FOR_THE_SCHEDULER;
 
-    fn asked(kind: &str, operation: &str, object: Value, old: Value) -> Answer {
+    fn asked(kind: &str, operation: &str, object: Value, old: Value) -> ReviewAnswer {
         let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
             "uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": operation, "namespace": "ml",
             "kind": {"group": "resource.k8s.io", "version": "v1", "kind": kind},
@@ -503,7 +508,7 @@ mod tests {
         let causes: Vec<String> = list(&status["details"]["causes"])
             .map(|cause| format!("{}: {}", text(&cause["field"]), text(&cause["message"])))
             .collect();
-        assert_eq!(causes.is_empty(), answer.verdict == Verdict::Allowed, "{answer:?}");
+        assert_eq!(causes.is_empty(), answer.verdict == ReviewVerdict::Allowed, "{answer:?}");
         assert!(causes.iter().all(|line| text(&status["message"]).contains(line)), "{status}");
         causes
     }
@@ -580,7 +585,7 @@ mod tests {
             claim(&json!({"requests": many(64), "config": vec![other; 64]})),
             Value::Null,
         );
-        assert_eq!(answer.verdict, Verdict::Refused);
+        assert_eq!(answer.verdict, ReviewVerdict::Refused);
         assert!(answer.review.to_string().len() < 16 * 1024, "{}", answer.review);
     }
 
@@ -595,13 +600,20 @@ mod tests {
                 "object": wrong}});
             serde_json::to_vec(&review).unwrap()
         };
-        assert_eq!(validate(&body("ResourceClaim", "CREATE"), &known()).unwrap().verdict, Verdict::Refused);
+        assert_eq!(
+            validate(&body("ResourceClaim", "CREATE"), &known()).unwrap().verdict,
+            ReviewVerdict::Refused
+        );
         for (kind, operation, told) in
             [("ResourceClaim", "CREATE", 1), ("ResourceClaim", "DELETE", 0), ("Pod", "CREATE", 0)]
         {
             let answer = crate::admission::pass_unchecked(&body(kind, operation)).unwrap();
             let warnings = list(&answer.review["response"]["warnings"]).map(text).collect::<Vec<_>>();
-            assert_eq!((answer.verdict, warnings.len()), (Verdict::Allowed, told), "{kind} {operation}");
+            assert_eq!(
+                (answer.verdict, warnings.len()),
+                (ReviewVerdict::Allowed, told),
+                "{kind} {operation}"
+            );
             assert!(
                 warnings.iter().all(|words| words.starts_with("the claim was not checked")),
                 "{warnings:?}"
@@ -815,7 +827,7 @@ mod tests {
             let config = [share(json!([]), json!({"memory": "1Gi"}))];
             let devices = json!({"requests": requests, "config": config});
             let answer = asked("ResourceClaim", "CREATE", claim(&devices), Value::Null);
-            assert_eq!(answer.verdict, Verdict::Allowed, "{answer:?}");
+            assert_eq!(answer.verdict, ReviewVerdict::Allowed, "{answer:?}");
             let warning = answer.review["response"]["warnings"][0].as_str().map(str::to_owned);
             assert!(warning.iter().all(|words| words.contains("one MPS daemon") && words.ends_with("apart")));
             warning.is_some()
@@ -838,7 +850,7 @@ mod tests {
             |name: &str| json!({"name": name, "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
         let plain = |requests: Value| {
             let answer = asked("ResourceClaim", "CREATE", claim(&json!({"requests": requests})), Value::Null);
-            assert_eq!(answer.verdict, Verdict::Allowed, "{answer:?}");
+            assert_eq!(answer.verdict, ReviewVerdict::Allowed, "{answer:?}");
             answer.review["response"]["warnings"][0].as_str() == Some(messages::SEVERAL_SHARES)
         };
         assert!(plain(json!([scheduled("a", 2)])));
@@ -853,7 +865,7 @@ mod tests {
         let warning = |requests: Value, config: Value| {
             let devices = json!({"requests": requests, "config": config});
             let answer = asked("ResourceClaim", "CREATE", claim(&devices), Value::Null);
-            assert_eq!(answer.verdict, Verdict::Allowed, "{answer:?}");
+            assert_eq!(answer.verdict, ReviewVerdict::Allowed, "{answer:?}");
             !answer.review["response"]["warnings"].is_null()
         };
         let all = json!([share(json!([]), json!({"fraction": "1"}))]);
@@ -959,12 +971,15 @@ mod tests {
         let bad = claim(&json!({"requests": [shared("gpu")]}));
         let mut labelled = bad.clone();
         labelled["metadata"]["finalizers"] = json!([]);
-        assert_eq!(asked("ResourceClaim", "UPDATE", labelled, bad.clone()).verdict, Verdict::Allowed);
-        assert_eq!(asked("ResourceClaim", "DELETE", Value::Null, bad.clone()).verdict, Verdict::Allowed);
+        assert_eq!(asked("ResourceClaim", "UPDATE", labelled, bad.clone()).verdict, ReviewVerdict::Allowed);
+        assert_eq!(
+            asked("ResourceClaim", "DELETE", Value::Null, bad.clone()).verdict,
+            ReviewVerdict::Allowed
+        );
         let good = claim(
             &json!({"requests": [shared("gpu")], "config": [share(json!([]), json!({"memory": "1Gi"}))]}),
         );
-        assert_eq!(asked("ResourceClaim", "UPDATE", bad, good).verdict, Verdict::Refused);
+        assert_eq!(asked("ResourceClaim", "UPDATE", bad, good).verdict, ReviewVerdict::Refused);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub enum ClassAmount {
 
 /// Whose a class is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum ClassOwner {
     Controller(ClassAmount),
     Scheduler,
     /// It is not there yet, or could not be read: what depends on it is left to the controller and the node.
@@ -34,7 +34,7 @@ pub(super) enum Whose {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KnownClasses {
     /// None: they could not be read.
-    all: Option<BTreeMap<String, Whose>>,
+    all: Option<BTreeMap<String, ClassOwner>>,
     /// There are more, which were not read.
     is_cut: bool,
 }
@@ -42,8 +42,8 @@ pub struct KnownClasses {
 impl KnownClasses {
     pub fn of(classes: &[DeviceClass]) -> Self {
         let whose = |class: &DeviceClass| match placer(class) {
-            Placer::Controller => Whose::Controller(amount(class)),
-            Placer::Scheduler | Placer::Doubtful => Whose::Scheduler,
+            Placer::Controller => ClassOwner::Controller(amount(class)),
+            Placer::Scheduler | Placer::Doubtful => ClassOwner::Scheduler,
         };
         let name = |class: &DeviceClass| class.metadata.name.clone().unwrap_or_default();
         Self { all: Some(classes.iter().map(|class| (name(class), whose(class))).collect()), is_cut: false }
@@ -54,13 +54,13 @@ impl KnownClasses {
         Self { is_cut: true, ..Self::of(classes) }
     }
 
-    pub(super) fn whose(&self, class: &str) -> Whose {
+    pub(super) fn whose(&self, class: &str) -> ClassOwner {
         match (self.all.as_ref().map(|all| all.get(class)), class) {
             (Some(Some(whose)), _) => *whose,
-            (Some(None), SHARED_CLASS) if !self.is_cut => Whose::Controller(ClassAmount::NotSaid),
-            (_, SHARED_CLASS) => Whose::Controller(ClassAmount::Unknown),
-            _ if OF_THE_SCHEDULER.contains(&class) => Whose::Scheduler,
-            _ => Whose::Unknown,
+            (Some(None), SHARED_CLASS) if !self.is_cut => ClassOwner::Controller(ClassAmount::NotSaid),
+            (_, SHARED_CLASS) => ClassOwner::Controller(ClassAmount::Unknown),
+            _ if OF_THE_SCHEDULER.contains(&class) => ClassOwner::Scheduler,
+            _ => ClassOwner::Unknown,
         }
     }
 
@@ -106,24 +106,24 @@ mod tests {
             class("some", NOT_FOR_THE_SCHEDULER, json!({"compute": 5})),
             class("whole", "device.driver == 'gpu.nvidia.com'", json!({})),
         ]);
-        assert_eq!(known.whose("small"), Whose::Controller(ClassAmount::Said));
-        assert_eq!(known.whose("some"), Whose::Controller(ClassAmount::NotSaid));
-        assert_eq!(known.whose("whole"), Whose::Scheduler);
-        assert_eq!(known.whose("not-yet"), Whose::Unknown);
-        assert_eq!(known.whose(SHARED_CLASS), Whose::Controller(ClassAmount::NotSaid));
+        assert_eq!(known.whose("small"), ClassOwner::Controller(ClassAmount::Said));
+        assert_eq!(known.whose("some"), ClassOwner::Controller(ClassAmount::NotSaid));
+        assert_eq!(known.whose("whole"), ClassOwner::Scheduler);
+        assert_eq!(known.whose("not-yet"), ClassOwner::Unknown);
+        assert_eq!(known.whose(SHARED_CLASS), ClassOwner::Controller(ClassAmount::NotSaid));
         let unread = KnownClasses::default();
-        assert_eq!(unread.whose(SHARED_CLASS), Whose::Controller(ClassAmount::Unknown));
-        assert_eq!(unread.whose("gpu.nvidia.com"), Whose::Scheduler);
-        assert_eq!(unread.whose("small"), Whose::Unknown);
+        assert_eq!(unread.whose(SHARED_CLASS), ClassOwner::Controller(ClassAmount::Unknown));
+        assert_eq!(unread.whose("gpu.nvidia.com"), ClassOwner::Scheduler);
+        assert_eq!(unread.whose("small"), ClassOwner::Unknown);
     }
 
     #[test]
     fn of_a_class_beyond_those_that_are_read_nothing_is_known() {
         let first = class("a-whole", "device.driver == 'gpu.nvidia.com'", json!({}));
         let known = KnownClasses::of_some(std::slice::from_ref(&first));
-        assert_eq!(known.whose("a-whole"), Whose::Scheduler);
-        assert_eq!(known.whose(SHARED_CLASS), Whose::Controller(ClassAmount::Unknown));
-        assert_eq!(known.whose("z-small"), Whose::Unknown);
+        assert_eq!(known.whose("a-whole"), ClassOwner::Scheduler);
+        assert_eq!(known.whose(SHARED_CLASS), ClassOwner::Controller(ClassAmount::Unknown));
+        assert_eq!(known.whose("z-small"), ClassOwner::Unknown);
         let beyond = ["a-whole", SHARED_CLASS, "z-small", "gpu.nvidia.com"].map(|name| known.is_beyond(name));
         assert_eq!(beyond, [false, true, true, false]);
         assert!(!KnownClasses::of(&[first]).is_beyond("z-small"));

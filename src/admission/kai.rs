@@ -42,7 +42,7 @@ const BILLION: u64 = 1_000_000_000;
 /// What a pod's annotations ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WantedShare {
-    pub amount: Amount,
+    pub amount: KaiAmount,
     pub count: u32,
     pub container: ContainerRef,
     /// Which of several containers that is, and why, if the pod does not name it for the share.
@@ -51,7 +51,7 @@ pub(super) struct WantedShare {
 
 /// As `GpuShare` writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Amount {
+pub(super) enum KaiAmount {
     /// A quantity in MiB: `2000Mi`.
     Memory(String),
     /// A decimal number: `0.25`.
@@ -75,8 +75,8 @@ pub(super) fn wanted(pod: &Value) -> Result<Option<WantedShare>, Vec<Problem>> {
             problems.extend(alone(annotation(DEVICES), annotation(MPS)));
             return if problems.is_empty() { Ok(None) } else { Err(problems) };
         }
-        (Some(text), None) => fraction(text).map(Amount::Fraction),
-        (None, Some(text)) => memory(text).map(Amount::Memory),
+        (Some(text), None) => fraction(text).map(KaiAmount::Fraction),
+        (None, Some(text)) => memory(text).map(KaiAmount::Memory),
         (Some(_), Some(_)) => Err(problem(MEMORY, "does not go with gpu-fraction; write one of the two")),
     };
     problems.extend(whole_gpus(pod));
@@ -264,12 +264,16 @@ mod tests {
             ("1.2e-10", "0.000000001"),
             ("0.9999999999", "0.999999999"),
         ] {
-            assert_eq!(taken(json!({FRACTION: text})).amount, Amount::Fraction(decimal.to_owned()), "{text}");
+            assert_eq!(
+                taken(json!({FRACTION: text})).amount,
+                KaiAmount::Fraction(decimal.to_owned()),
+                "{text}"
+            );
         }
         for (text, quantity) in
             [("2000", "2000Mi"), ("1", "1Mi"), ("007", "7Mi"), ("8796093022207", "8796093022207Mi")]
         {
-            assert_eq!(taken(json!({MEMORY: text})).amount, Amount::Memory(quantity.to_owned()), "{text}");
+            assert_eq!(taken(json!({MEMORY: text})).amount, KaiAmount::Memory(quantity.to_owned()), "{text}");
         }
         for (text, count) in [("1", 1), ("8", 8), ("32", 32)] {
             assert_eq!(taken(json!({MEMORY: "1", DEVICES: text})).count, count);

@@ -29,11 +29,11 @@ mod workload;
 use serde_json::Value;
 
 pub use classes::{ClassAmount, KnownClasses};
-pub use review::{Answer, Problem, ReviewError, Subject, Verdict};
+pub use review::{Problem, ReviewAnswer, ReviewError, ReviewSubject, ReviewVerdict};
 pub use selectors::{REVIEW_UNITS_MAX, SelectorBudget};
 pub use share::{SHARE_ANNOTATION, ShareAnnotationError, ShareClasses, UNCOUNTED, claim_spec, template_spec};
 
-use review::{Decision, Operation, Request};
+use review::{Operation, ReviewDecision, ReviewRequest};
 
 /// Everything that is wrong with a claim's spec, which stands at `at` of its object: what [`validate`] would refuse.
 pub fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> {
@@ -44,7 +44,7 @@ pub fn problems(spec: &Value, at: &str, classes: &KnownClasses) -> Vec<Problem> 
 ///
 /// # Errors
 /// The body is no review that can be answered.
-pub fn validate(body: &[u8], classes: &KnownClasses) -> Result<Answer, ReviewError> {
+pub fn validate(body: &[u8], classes: &KnownClasses) -> Result<ReviewAnswer, ReviewError> {
     validate_within(body, classes, |_| SelectorBudget::of(u64::MAX)).map(|(answer, _)| answer)
 }
 
@@ -57,15 +57,17 @@ pub fn validate_within(
     body: &[u8],
     classes: &KnownClasses,
     budget: impl FnOnce(&str) -> SelectorBudget,
-) -> Result<(Answer, Option<SelectorBudget>), ReviewError> {
-    let request = Request::read(body)?;
+) -> Result<(ReviewAnswer, Option<SelectorBudget>), ReviewError> {
+    let request = ReviewRequest::read(body)?;
     let below = match request.subject() {
-        Subject::Claim => "",
-        Subject::Template => "spec.",
-        Subject::Pod | Subject::Other => return Ok((request.answer(Decision::Allow), None)),
+        ReviewSubject::Claim => "",
+        ReviewSubject::Template => "spec.",
+        ReviewSubject::Pod | ReviewSubject::Other => {
+            return Ok((request.answer(ReviewDecision::Allow), None));
+        }
     };
     if let Some(problem) = request.too_much() {
-        return Ok((request.answer(Decision::Refuse(vec![problem])), None));
+        return Ok((request.answer(ReviewDecision::Refuse(vec![problem])), None));
     }
     fn spec<'a>(object: &'a Value, below: &str) -> &'a Value {
         match below {
@@ -76,19 +78,19 @@ pub fn validate_within(
     let (new, old) = (spec(&request.object, below), spec(&request.old_object, below));
     let mut spent = None;
     let decision = match request.operation {
-        _ if request.is_of_subresource() => Decision::Allow,
-        Operation::Update if new == old => Decision::Allow,
+        _ if request.is_of_subresource() => ReviewDecision::Allow,
+        Operation::Update if new == old => ReviewDecision::Allow,
         Operation::Create | Operation::Update => {
             let budget = spent.insert(budget(&request.namespace));
             let problems = claim::problems(new, &format!("{below}spec"), classes, budget);
             let untried = budget.is_short().then_some(messages::SELECTORS_UNTRIED);
             let warnings = claim::warning(new, classes).into_iter().chain(untried);
             match problems.is_empty() {
-                true => Decision::Warn(warnings.map(str::to_owned).collect()),
-                false => Decision::Refuse(problems),
+                true => ReviewDecision::Warn(warnings.map(str::to_owned).collect()),
+                false => ReviewDecision::Refuse(problems),
             }
         }
-        Operation::Delete | Operation::Connect => Decision::Allow,
+        Operation::Delete | Operation::Connect => ReviewDecision::Allow,
     };
     Ok((request.answer(decision), spent))
 }
@@ -97,14 +99,16 @@ pub fn validate_within(
 ///
 /// # Errors
 /// The body is no review that can be answered.
-pub fn pass_unchecked(body: &[u8]) -> Result<Answer, ReviewError> {
-    let request = Request::read_head(body)?;
+pub fn pass_unchecked(body: &[u8]) -> Result<ReviewAnswer, ReviewError> {
+    let request = ReviewRequest::read_head(body)?;
     let is_written = matches!(request.operation, Operation::Create | Operation::Update);
     Ok(request.answer(match request.subject() {
-        Subject::Claim | Subject::Template if is_written && !request.is_of_subresource() => {
-            Decision::Warn(vec![messages::CLAIM_UNCHECKED.to_owned()])
+        ReviewSubject::Claim | ReviewSubject::Template if is_written && !request.is_of_subresource() => {
+            ReviewDecision::Warn(vec![messages::CLAIM_UNCHECKED.to_owned()])
         }
-        Subject::Claim | Subject::Template | Subject::Pod | Subject::Other => Decision::Allow,
+        ReviewSubject::Claim | ReviewSubject::Template | ReviewSubject::Pod | ReviewSubject::Other => {
+            ReviewDecision::Allow
+        }
     }))
 }
 
@@ -113,15 +117,15 @@ pub fn pass_unchecked(body: &[u8]) -> Result<Answer, ReviewError> {
 ///
 /// # Errors
 /// The body is no review that can be answered.
-pub fn mutate(body: &[u8]) -> Result<Answer, ReviewError> {
-    let request = Request::read(body)?;
+pub fn mutate(body: &[u8]) -> Result<ReviewAnswer, ReviewError> {
+    let request = ReviewRequest::read(body)?;
     let is_new = request.operation == Operation::Create && !request.is_of_subresource();
     let decision = match (request.too_much(), request.subject()) {
-        (_, Subject::Claim | Subject::Template) => Decision::Allow,
-        _ if !is_new => Decision::Allow,
-        (Some(problem), _) => Decision::Refuse(vec![problem]),
-        (None, Subject::Pod) => pod::with_share(&request),
-        (None, Subject::Other) => workload::with_share(&request),
+        (_, ReviewSubject::Claim | ReviewSubject::Template) => ReviewDecision::Allow,
+        _ if !is_new => ReviewDecision::Allow,
+        (Some(problem), _) => ReviewDecision::Refuse(vec![problem]),
+        (None, ReviewSubject::Pod) => pod::with_share(&request),
+        (None, ReviewSubject::Other) => workload::with_share(&request),
     };
     Ok(request.answer(decision))
 }

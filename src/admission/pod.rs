@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::kai::{self, Amount, ContainerRef, WantedShare};
-use super::review::{Decision, Problem, Request};
+use super::kai::{self, ContainerRef, KaiAmount, WantedShare};
+use super::review::{Problem, ReviewDecision, ReviewRequest};
 use super::share::{SHARE_ANNOTATION, annotation, parameters};
 use crate::model::names::{QUEUE_LABEL, WORKLOAD_ANNOTATION};
 
@@ -33,35 +33,36 @@ const NAME_BYTES_MAX: usize = 63;
 /// Of the request's UID: 48 random bits, beside the pod's name.
 const UNIQUE_DIGITS: usize = 12;
 
-pub(super) fn with_share(request: &Request) -> Decision {
+pub(super) fn with_share(request: &ReviewRequest) -> ReviewDecision {
     let pod = &request.object;
     if !pod["metadata"]["annotations"][MIRROR].is_null() {
-        return Decision::Allow;
+        return ReviewDecision::Allow;
     }
     let mut wanted = match kai::wanted(pod) {
-        Ok(None) => return Decision::Allow,
+        Ok(None) => return ReviewDecision::Allow,
         Ok(Some(wanted)) => wanted,
-        Err(problems) => return Decision::Refuse(problems),
+        Err(problems) => return ReviewDecision::Refuse(problems),
     };
     // Below, fields are written where they are expected to be.
     if let Err(error) = Pod::deserialize(pod) {
-        return Decision::Refuse(vec![Problem {
+        return ReviewDecision::Refuse(vec![Problem {
             field: "object".to_owned(),
             words: format!("is not a valid pod: {error}"),
         }]);
     }
     if is_of_template(pod) {
         return match is_kais(pod) {
-            true => {
-                Decision::Change(json_patch::diff(pod, &without_kais_annotations(pod.clone())), Vec::new())
-            }
-            false => Decision::Allow,
+            true => ReviewDecision::Change(
+                json_patch::diff(pod, &without_kais_annotations(pod.clone())),
+                Vec::new(),
+            ),
+            false => ReviewDecision::Allow,
         };
     }
     keep_container(pod, &mut wanted);
     let metadata = &pod["metadata"];
     if !metadata["annotations"][WORKLOAD_ANNOTATION].is_null() {
-        return Decision::Refuse(vec![Problem {
+        return ReviewDecision::Refuse(vec![Problem {
             field: format!("metadata.annotations[{WORKLOAD_ANNOTATION}]"),
             words: BEYOND_QUOTA.to_owned(),
         }]);
@@ -72,9 +73,9 @@ pub(super) fn with_share(request: &Request) -> Decision {
     match changed(pod, &wanted, ClaimOf::Pod(&claim_name(request))) {
         Ok(changed) => {
             let changed = if is_kais(pod) { without_kais_annotations(changed) } else { changed };
-            Decision::Change(json_patch::diff(pod, &changed), warnings)
+            ReviewDecision::Change(json_patch::diff(pod, &changed), warnings)
         }
-        Err(problem) => Decision::Refuse(vec![problem]),
+        Err(problem) => ReviewDecision::Refuse(vec![problem]),
     }
 }
 
@@ -119,7 +120,7 @@ fn is_of_template(pod: &Value) -> bool {
 
 /// `<pod's name>-gpu-share-<digits>`. The pod may have no name yet (generateName), and one that is created
 /// again must not meet the claim of its predecessor: what is unique is taken from the request.
-pub(super) fn claim_name(request: &Request) -> String {
+pub(super) fn claim_name(request: &ReviewRequest) -> String {
     let metadata = &request.object["metadata"];
     let name = ["name", "generateName"].into_iter().find_map(|field| metadata[field].as_str());
     // Both are DNS subdomains, in ASCII.
@@ -143,8 +144,8 @@ pub(super) enum ClaimOf<'a> {
 /// What the annotation says of a share.
 pub(super) fn share_text(wanted: &WantedShare) -> String {
     let share = match &wanted.amount {
-        Amount::Memory(quantity) => parameters("memory", quantity),
-        Amount::Fraction(decimal) => parameters("fraction", decimal),
+        KaiAmount::Memory(quantity) => parameters("memory", quantity),
+        KaiAmount::Fraction(decimal) => parameters("fraction", decimal),
     };
     annotation(share, wanted.count)
 }
@@ -184,7 +185,7 @@ pub(super) fn changed(pod: &Value, wanted: &WantedShare, claim: ClaimOf<'_>) -> 
         uses.push(json!({"name": ENTRY}));
     }
     container["resources"]["claims"] = json!(uses);
-    if let Amount::Fraction(decimal) = &wanted.amount {
+    if let KaiAmount::Fraction(decimal) = &wanted.amount {
         tell_portion(container, decimal);
     }
     Ok(pod)
@@ -212,11 +213,11 @@ mod tests {
     use json_patch::Patch;
 
     use super::*;
-    use crate::admission::{Answer, ShareClasses, Verdict, claim_spec, mutate};
+    use crate::admission::{ReviewAnswer, ReviewVerdict, ShareClasses, claim_spec, mutate};
 
     const UID: &str = "705ab4f5-6393-11e8-b7cc-42010a800002";
 
-    fn asked(uid: &str, operation: &str, pod: &Value) -> Answer {
+    fn asked(uid: &str, operation: &str, pod: &Value) -> ReviewAnswer {
         let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
             "uid": uid, "operation": operation, "namespace": "ml",
             "kind": {"group": "", "version": "v1", "kind": "Pod"}, "object": pod}});
@@ -226,7 +227,7 @@ mod tests {
     /// The pod as the API server makes it of the answer.
     fn patched(uid: &str, pod: &Value) -> Value {
         let answer = asked(uid, "CREATE", pod);
-        assert_ne!(answer.verdict, Verdict::Refused, "{}", answer.review);
+        assert_ne!(answer.verdict, ReviewVerdict::Refused, "{}", answer.review);
         let mut pod = pod.clone();
         if let Some(encoded) = answer.review["response"]["patch"].as_str() {
             let bytes: k8s_openapi::ByteString = serde_json::from_value(json!(encoded)).unwrap();
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn asking_again_changes_nothing_and_a_copied_pod_gets_a_claim_of_its_own() {
         let once = patched(UID, &pod(json!({"gpu-fraction": "0.5"})));
-        assert_eq!(asked(UID, "CREATE", &once).verdict, Verdict::Allowed);
+        assert_eq!(asked(UID, "CREATE", &once).verdict, ReviewVerdict::Allowed);
         assert_eq!(patched(UID, &once), once);
         // Invoked again for the same pod, or for a copy: only the claim's name is another.
         let other = "11111111-2222-4333-8444-555555555555";
@@ -353,7 +354,7 @@ mod tests {
         );
         own["spec"]["resourceClaims"][0]["name"] = json!("gpu-share");
         let answer = asked(UID, "CREATE", &own);
-        assert_eq!(answer.verdict, Verdict::Refused);
+        assert_eq!(answer.verdict, ReviewVerdict::Refused);
         let message = answer.review["response"]["status"]["message"].as_str().unwrap();
         assert!(message.starts_with("spec.resourceClaims[0].name: \"gpu-share\" is the name"), "{message}");
     }
@@ -362,11 +363,11 @@ mod tests {
     fn what_is_not_asked_for_is_let_be() {
         let share = pod(json!({"gpu-fraction": "0.5"}));
         for operation in ["UPDATE", "DELETE", "CONNECT"] {
-            assert_eq!(asked(UID, operation, &share).verdict, Verdict::Allowed, "{operation}");
+            assert_eq!(asked(UID, operation, &share).verdict, ReviewVerdict::Allowed, "{operation}");
         }
-        assert_eq!(asked(UID, "CREATE", &pod(json!({"other": "1"}))).verdict, Verdict::Allowed);
+        assert_eq!(asked(UID, "CREATE", &pod(json!({"other": "1"}))).verdict, ReviewVerdict::Allowed);
         let mirror = pod(json!({"gpu-fraction": "0.5", MIRROR: "hash"}));
-        assert_eq!(asked(UID, "CREATE", &mirror).verdict, Verdict::Allowed);
+        assert_eq!(asked(UID, "CREATE", &mirror).verdict, ReviewVerdict::Allowed);
     }
 
     #[test]
@@ -383,7 +384,7 @@ mod tests {
         ] {
             let mut odd = pod(json!({"gpu-fraction": "0.5"}));
             odd["spec"][field] = value.clone();
-            assert_eq!(asked(UID, "CREATE", &odd).verdict, Verdict::Refused, "{value}");
+            assert_eq!(asked(UID, "CREATE", &odd).verdict, ReviewVerdict::Refused, "{value}");
         }
         for odd in [
             json!(null),
@@ -391,7 +392,7 @@ mod tests {
             json!({"metadata": 5}),
             json!({"metadata": {"annotations": ["gpu-fraction"]}}),
         ] {
-            assert_eq!(asked(UID, "CREATE", &odd).verdict, Verdict::Allowed, "{odd}");
+            assert_eq!(asked(UID, "CREATE", &odd).verdict, ReviewVerdict::Allowed, "{odd}");
         }
     }
 
@@ -399,16 +400,16 @@ mod tests {
     fn a_pod_that_a_queue_has_admitted_without_its_share_is_refused_and_one_that_may_be_is_warned() {
         let mut admitted = pod(json!({"gpu-memory": "2000", WORKLOAD_ANNOTATION: "job-train-1"}));
         let answer = asked(UID, "CREATE", &admitted);
-        assert_eq!(answer.verdict, Verdict::Refused);
+        assert_eq!(answer.verdict, ReviewVerdict::Refused);
         let message = answer.review["response"]["status"]["message"].as_str().unwrap();
         assert!(message.starts_with("metadata.annotations[kueue.x-k8s.io/workload]: a queue"), "{message}");
         assert!(message.contains("ResourceClaimTemplate"), "{message}");
         admitted["metadata"]["annotations"].as_object_mut().unwrap().remove("gpu-memory");
-        assert_eq!(asked(UID, "CREATE", &admitted).verdict, Verdict::Allowed, "it asks for no share");
+        assert_eq!(asked(UID, "CREATE", &admitted).verdict, ReviewVerdict::Allowed, "it asks for no share");
         let mut queued = pod(json!({"gpu-memory": "2000"}));
         queued["metadata"]["labels"] = json!({QUEUE_LABEL: "ml"});
         let answer = asked(UID, "CREATE", &queued);
-        assert_eq!(answer.verdict, Verdict::Changed);
+        assert_eq!(answer.verdict, ReviewVerdict::Changed);
         let warning = answer.review["response"]["warnings"][0].as_str().unwrap();
         assert!(warning.contains("queue ml never admits this pod"), "{warning}");
         assert!(warning.ends_with("let a Job make the pod"), "{warning}");
@@ -423,7 +424,7 @@ mod tests {
         let ours = patched(UID, &kai);
         kai["spec"]["schedulerName"] = json!("kai-scheduler");
         let answer = asked(UID, "CREATE", &kai);
-        assert_eq!(answer.verdict, Verdict::Changed);
+        assert_eq!(answer.verdict, ReviewVerdict::Changed);
         assert!(answer.review["response"]["warnings"].is_null(), "{}", answer.review);
         let after = patched(UID, &kai);
         let mut names: Vec<&String> = after["metadata"]["annotations"].as_object().unwrap().keys().collect();
@@ -435,7 +436,7 @@ mod tests {
             json!({"other": "stays", SHARE_ANNOTATION: after["metadata"]["annotations"][SHARE_ANNOTATION]});
         expected["spec"]["schedulerName"] = json!("kai-scheduler");
         assert_eq!(after, expected);
-        assert_eq!(asked(UID, "CREATE", &after).verdict, Verdict::Allowed, "asked again");
+        assert_eq!(asked(UID, "CREATE", &after).verdict, ReviewVerdict::Allowed, "asked again");
         assert_eq!(patched(UID, &after), after);
         // A pod of a Job whose template names a template of claims.
         let mut made = pod(annotations);
@@ -445,7 +446,7 @@ mod tests {
         assert_eq!(patched(UID, &made)["metadata"]["annotations"], json!({"other": "stays"}));
         // What KAI refuses is refused.
         kai["metadata"]["annotations"]["gpu-fraction"] = json!("2");
-        assert_eq!(asked(UID, "CREATE", &kai).verdict, Verdict::Refused);
+        assert_eq!(asked(UID, "CREATE", &kai).verdict, ReviewVerdict::Refused);
     }
 
     #[test]

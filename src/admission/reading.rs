@@ -66,7 +66,7 @@ pub(super) enum Unread {
 
 /// Both objects of a review, as far as `keep` says.
 pub(super) fn objects(body: &[u8], keep: &Keep) -> Result<Objects, Unread> {
-    let budget = Budget::default();
+    let budget = ByteBudget::default();
     let mut json = serde_json::Deserializer::from_slice(body);
     let mut objects = Objects::default();
     let read = Within { name: "request", then: Both { keep, budget: &budget, objects: &mut objects } };
@@ -80,13 +80,13 @@ pub(super) fn objects(body: &[u8], keep: &Keep) -> Result<Objects, Unread> {
 
 /// What may still be kept, of which object.
 #[derive(Debug, Default)]
-struct Budget {
+struct ByteBudget {
     spent: Cell<usize>,
     which: Cell<&'static str>,
     exceeded: Cell<Option<&'static str>>,
 }
 
-impl Budget {
+impl ByteBudget {
     fn begin(&self, which: &'static str) {
         self.which.set(which);
         self.spent.set(0);
@@ -138,7 +138,7 @@ impl<'de, T: DeserializeSeed<'de, Value = ()>> Visitor<'de> for Within<T> {
 
 struct Both<'a> {
     keep: &'a Keep,
-    budget: &'a Budget,
+    budget: &'a ByteBudget,
     objects: &'a mut Objects,
 }
 
@@ -169,7 +169,7 @@ impl<'de> Visitor<'de> for Both<'_> {
                 }
             };
             budget.begin(which);
-            *into = fields.next_value_seed(Part { keep, budget })?;
+            *into = fields.next_value_seed(PartialValue { keep, budget })?;
         }
         Ok(())
     }
@@ -177,12 +177,12 @@ impl<'de> Visitor<'de> for Both<'_> {
 
 /// A value, as far as it is kept.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct PartialValue<'a> {
     keep: &'a Keep,
-    budget: &'a Budget,
+    budget: &'a ByteBudget,
 }
 
-impl<'de> DeserializeSeed<'de> for Part<'_> {
+impl<'de> DeserializeSeed<'de> for PartialValue<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
@@ -191,18 +191,18 @@ impl<'de> DeserializeSeed<'de> for Part<'_> {
     }
 }
 
-impl<'a> Part<'a> {
-    fn of_field(self, name: &str) -> Option<Part<'a>> {
+impl<'a> PartialValue<'a> {
+    fn of_field(self, name: &str) -> Option<PartialValue<'a>> {
         let keep = match self.keep {
             Keep::All => Some(self.keep),
             Keep::Fields(known) => known.iter().find(|(known, _)| *known == name).map(|(_, keep)| keep),
             Keep::Each(_) | Keep::Opaque => None,
         };
-        keep.map(|keep| Part { keep, budget: self.budget })
+        keep.map(|keep| PartialValue { keep, budget: self.budget })
     }
 
     fn opaque<'de, A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
-        let all = Part { keep: &Keep::All, budget: self.budget };
+        let all = PartialValue { keep: &Keep::All, budget: self.budget };
         let mut kept = Map::new();
         // Only what nobody writes in this order.
         let mut early: Option<&'de RawValue> = None;
@@ -222,7 +222,7 @@ impl<'a> Part<'a> {
     }
 }
 
-impl<'de> Visitor<'de> for Part<'_> {
+impl<'de> Visitor<'de> for PartialValue<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -266,7 +266,7 @@ impl<'de> Visitor<'de> for Part<'_> {
                 return Ok(Value::Array(Vec::new()));
             }
         };
-        let part = Part { keep, budget: self.budget };
+        let part = PartialValue { keep, budget: self.budget };
         let mut kept = Vec::new();
         while let Some(entry) = entries.next_element_seed(part)? {
             kept.push(entry);

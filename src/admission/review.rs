@@ -37,7 +37,7 @@ pub enum ReviewError {
 
 /// What a review is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
+pub enum ReviewSubject {
     Claim,
     Template,
     Pod,
@@ -46,7 +46,7 @@ pub enum Subject {
 
 /// How it was decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ReviewVerdict {
     Allowed,
     Changed,
     Refused,
@@ -54,9 +54,9 @@ pub enum Verdict {
 
 /// The AdmissionReview to send back, and what it says.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
-    pub subject: Subject,
-    pub verdict: Verdict,
+pub struct ReviewAnswer {
+    pub subject: ReviewSubject,
+    pub verdict: ReviewVerdict,
     /// Whose object it is, `namespace/name` as far as it has one, for the log.
     pub object: String,
     pub review: Value,
@@ -87,7 +87,7 @@ struct Review {
 struct Head {
     #[serde(default)]
     uid: String,
-    kind: Kind,
+    kind: ObjectKind,
     operation: Operation,
     #[serde(default)]
     sub_resource: String,
@@ -98,9 +98,9 @@ struct Head {
 }
 
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct ReviewRequest {
     pub uid: String,
-    kind: Kind,
+    kind: ObjectKind,
     pub operation: Operation,
     sub_resource: String,
     pub namespace: String,
@@ -113,7 +113,7 @@ pub(super) struct Request {
 }
 
 #[derive(Debug, Deserialize)]
-struct Kind {
+struct ObjectKind {
     #[serde(default)]
     group: String,
     kind: String,
@@ -128,7 +128,7 @@ pub struct Problem {
 }
 
 #[derive(Debug)]
-pub(super) enum Decision {
+pub(super) enum ReviewDecision {
     Allow,
     /// Left as it is, with words to its author, if there are any.
     Warn(Vec<String>),
@@ -137,7 +137,7 @@ pub(super) enum Decision {
     Refuse(Vec<Problem>),
 }
 
-impl Subject {
+impl ReviewSubject {
     /// As a metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -149,7 +149,7 @@ impl Subject {
     }
 }
 
-impl Verdict {
+impl ReviewVerdict {
     /// As a metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -160,7 +160,7 @@ impl Verdict {
     }
 }
 
-impl Request {
+impl ReviewRequest {
     pub(super) fn read(body: &[u8]) -> Result<Self, ReviewError> {
         let mut request = Self::read_head(body)?;
         if let Some(keep) = request.looked_at() {
@@ -197,10 +197,10 @@ impl Request {
         let written = matches!(self.operation, Operation::Create | Operation::Update);
         match self.subject() {
             _ if !written || self.is_of_subresource() => None,
-            Subject::Claim => Some(&reading::CLAIM),
-            Subject::Template => Some(&reading::TEMPLATE),
-            Subject::Pod => Some(&reading::POD),
-            Subject::Other => Some(&reading::WORKLOAD),
+            ReviewSubject::Claim => Some(&reading::CLAIM),
+            ReviewSubject::Template => Some(&reading::TEMPLATE),
+            ReviewSubject::Pod => Some(&reading::POD),
+            ReviewSubject::Other => Some(&reading::WORKLOAD),
         }
     }
 
@@ -215,12 +215,12 @@ impl Request {
         })
     }
 
-    pub(super) fn subject(&self) -> Subject {
+    pub(super) fn subject(&self) -> ReviewSubject {
         match (self.kind.group.as_str(), self.kind.kind.as_str()) {
-            ("resource.k8s.io", "ResourceClaim") => Subject::Claim,
-            ("resource.k8s.io", "ResourceClaimTemplate") => Subject::Template,
-            ("", "Pod") => Subject::Pod,
-            _ => Subject::Other,
+            ("resource.k8s.io", "ResourceClaim") => ReviewSubject::Claim,
+            ("resource.k8s.io", "ResourceClaimTemplate") => ReviewSubject::Template,
+            ("", "Pod") => ReviewSubject::Pod,
+            _ => ReviewSubject::Other,
         }
     }
 
@@ -228,33 +228,33 @@ impl Request {
         !self.sub_resource.is_empty()
     }
 
-    pub(super) fn answer(&self, decision: Decision) -> Answer {
+    pub(super) fn answer(&self, decision: ReviewDecision) -> ReviewAnswer {
         let mut response = json!({"uid": self.uid, "allowed": true});
         let verdict = match decision {
-            Decision::Allow => Verdict::Allowed,
-            Decision::Warn(words) => {
+            ReviewDecision::Allow => ReviewVerdict::Allowed,
+            ReviewDecision::Warn(words) => {
                 if !words.is_empty() {
                     response["warnings"] = words.into_iter().map(shortened).collect();
                 }
-                Verdict::Allowed
+                ReviewVerdict::Allowed
             }
-            Decision::Change(patch, _) if patch.0.is_empty() => Verdict::Allowed,
-            Decision::Change(patch, words) => {
+            ReviewDecision::Change(patch, _) if patch.0.is_empty() => ReviewVerdict::Allowed,
+            ReviewDecision::Change(patch, words) => {
                 if !words.is_empty() {
                     response["warnings"] = words.into_iter().map(shortened).collect();
                 }
                 response["patchType"] = json!("JSONPatch");
                 response["patch"] = json!(base64(patch.to_string().as_bytes()));
-                Verdict::Changed
+                ReviewVerdict::Changed
             }
-            Decision::Refuse(problems) => {
+            ReviewDecision::Refuse(problems) => {
                 response["allowed"] = json!(false);
                 response["status"] = self.status(&problems);
-                Verdict::Refused
+                ReviewVerdict::Refused
             }
         };
         let review = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response});
-        Answer {
+        ReviewAnswer {
             subject: self.subject(),
             verdict,
             object: cut(format!("{}/{}", self.namespace, self.name()), WORDS_BYTES_MAX),
@@ -349,7 +349,7 @@ mod tests {
             "operation": "CREATE", "object": {"spec": {}}}});
         let bytes = serde_json::to_vec(&body).unwrap();
         for answer in [validate(&bytes, &KnownClasses::of(&[])).unwrap(), mutate(&bytes).unwrap()] {
-            assert_eq!((answer.subject, answer.verdict), (Subject::Other, Verdict::Allowed));
+            assert_eq!((answer.subject, answer.verdict), (ReviewSubject::Other, ReviewVerdict::Allowed));
             assert_eq!(answer.review["response"], json!({"uid": "u-1", "allowed": true}));
         }
     }
@@ -359,7 +359,7 @@ mod tests {
         let problem = |field: &str| Problem { field: field.to_owned(), words: "is odd".to_owned() };
         let body = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
             "uid": "u", "kind": {"kind": "Pod"}, "name": "p", "operation": "CREATE"}});
-        let request = Request::read(body.to_string().as_bytes()).unwrap();
+        let request = ReviewRequest::read(body.to_string().as_bytes()).unwrap();
         let one = request.status(&[problem("a")]);
         assert_eq!(one["message"], "a: is odd");
         assert_eq!((&one["details"]["kind"], &one["details"]["name"]), (&json!("Pod"), &json!("p")));
@@ -373,7 +373,7 @@ mod tests {
         let problems = vec![Problem { field: "a".to_owned(), words: "é".repeat(WORDS_BYTES_MAX) }; 40];
         let body = json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "request": {
             "uid": "u", "kind": {"kind": "Pod"}, "name": "p", "operation": "CREATE"}});
-        let status = Request::read(body.to_string().as_bytes()).unwrap().status(&problems);
+        let status = ReviewRequest::read(body.to_string().as_bytes()).unwrap().status(&problems);
         let message = status["message"].as_str().unwrap();
         assert!(message.starts_with("40 fields to change:\n  a: é") && message.ends_with("\n  and 24 more"));
         assert!(message.len() < PROBLEMS_MAX * (WORDS_BYTES_MAX + 10));
@@ -395,7 +395,7 @@ mod tests {
                 _ => validate(bytes.as_bytes(), &KnownClasses::of(&[])),
             };
             let answer = answer.unwrap();
-            assert_eq!(answer.verdict, Verdict::Refused, "{kind}");
+            assert_eq!(answer.verdict, ReviewVerdict::Refused, "{kind}");
             let message = answer.review["response"]["status"]["message"].as_str().unwrap();
             assert!(message.starts_with("object: has more than 16384 values"), "{message}");
         }

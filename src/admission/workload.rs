@@ -9,27 +9,27 @@ use serde_json::json;
 
 use super::kai;
 use super::pod::{ClaimOf, changed, claim_name, share_text};
-use super::review::{Decision, Problem, Request};
+use super::review::{Problem, ReviewDecision, ReviewRequest};
 use super::share::SHARE_ANNOTATION;
 use crate::model::names::{TEMPLATE_ANNOTATION, TEMPLATE_LABEL};
 
 /// Where the pods' template stands.
 const AT: &str = "spec.template";
 
-pub(super) fn with_share(request: &Request) -> Decision {
+pub(super) fn with_share(request: &ReviewRequest) -> ReviewDecision {
     let template = &request.object["spec"]["template"];
     if !template.is_object() {
-        return Decision::Allow;
+        return ReviewDecision::Allow;
     }
     let below = |problem: Problem| Problem { field: format!("{AT}.{}", problem.field), ..problem };
     let wanted = match kai::wanted(template) {
-        Ok(None) => return Decision::Allow,
+        Ok(None) => return ReviewDecision::Allow,
         Ok(Some(wanted)) => wanted,
-        Err(problems) => return Decision::Refuse(problems.into_iter().map(below).collect()),
+        Err(problems) => return ReviewDecision::Refuse(problems.into_iter().map(below).collect()),
     };
     // Below, fields are written where they are expected to be.
     let refused =
-        |field: &str, words: String| Decision::Refuse(vec![Problem { field: field.to_owned(), words }]);
+        |field: &str, words: String| ReviewDecision::Refuse(vec![Problem { field: field.to_owned(), words }]);
     if let Err(error) = PodTemplateSpec::deserialize(template) {
         return refused(AT, format!("is not a valid template of pods: {error}"));
     }
@@ -38,7 +38,7 @@ pub(super) fn with_share(request: &Request) -> Decision {
     }
     let name = claim_name(request);
     match changed(template, &wanted, ClaimOf::Template(&name)) {
-        Err(problem) => Decision::Refuse(vec![below(problem)]),
+        Err(problem) => ReviewDecision::Refuse(vec![below(problem)]),
         Ok(template) => {
             let mut object = request.object.clone();
             object["spec"]["template"] = template;
@@ -47,7 +47,7 @@ pub(super) fn with_share(request: &Request) -> Decision {
             metadata["annotations"][TEMPLATE_ANNOTATION] = json!(name);
             metadata["annotations"][SHARE_ANNOTATION] = json!(share_text(&wanted));
             let words = wanted.chosen.map(|words| format!("{AT}.{words}"));
-            Decision::Change(json_patch::diff(&request.object, &object), words.into_iter().collect())
+            ReviewDecision::Change(json_patch::diff(&request.object, &object), words.into_iter().collect())
         }
     }
 }
@@ -58,18 +58,18 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::admission::{Answer, ShareClasses, Verdict, claim_spec, mutate};
+    use crate::admission::{ReviewAnswer, ReviewVerdict, ShareClasses, claim_spec, mutate};
 
     const UID: &str = "705ab4f5-6393-11e8-b7cc-42010a800002";
 
-    fn asked(group: &str, kind: &str, operation: &str, object: &Value) -> Answer {
+    fn asked(group: &str, kind: &str, operation: &str, object: &Value) -> ReviewAnswer {
         let body = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
             "uid": UID, "operation": operation, "namespace": "ml",
             "kind": {"group": group, "version": "v1", "kind": kind}, "object": object}});
         mutate(&serde_json::to_vec(&body).unwrap()).unwrap()
     }
 
-    fn patched(object: &Value, answer: &Answer) -> Value {
+    fn patched(object: &Value, answer: &ReviewAnswer) -> Value {
         let mut object = object.clone();
         let encoded = answer.review["response"]["patch"].clone();
         let bytes: k8s_openapi::ByteString = serde_json::from_value(encoded).expect("a patch");
@@ -89,7 +89,7 @@ mod tests {
     fn the_pods_template_names_a_claim_template_that_a_queue_can_read() {
         let before = job(json!({"gpu-memory": "2000", "gpu-fraction-num-devices": "2"}));
         let answer = asked("batch", "Job", "CREATE", &before);
-        assert_eq!(answer.verdict, Verdict::Changed, "{}", answer.review);
+        assert_eq!(answer.verdict, ReviewVerdict::Changed, "{}", answer.review);
         let after = patched(&before, &answer);
         let pod = &after["spec"]["template"];
         let name = "train-gpu-share-705ab4f56393";
@@ -113,11 +113,11 @@ mod tests {
         assert_eq!(spec["devices"]["config"][0]["opaque"]["parameters"]["memory"], "2000Mi");
         assert_eq!(after["spec"]["parallelism"], 2);
         // Asked again, and for the pods that the Job makes.
-        assert_eq!(asked("batch", "Job", "CREATE", &after).verdict, Verdict::Allowed);
+        assert_eq!(asked("batch", "Job", "CREATE", &after).verdict, ReviewVerdict::Allowed);
         let mut pod = after["spec"]["template"].clone();
         pod["metadata"]["generateName"] = json!("train-");
         pod["metadata"]["annotations"]["kueue.x-k8s.io/workload"] = json!("job-train");
-        assert_eq!(asked("", "Pod", "CREATE", &pod).verdict, Verdict::Allowed, "it was counted");
+        assert_eq!(asked("", "Pod", "CREATE", &pod).verdict, ReviewVerdict::Allowed, "it was counted");
     }
 
     #[test]
@@ -127,9 +127,9 @@ mod tests {
         assert!(message.starts_with("spec.template.metadata.annotations[gpu-fraction]: "), "{message}");
         let share = job(json!({"gpu-fraction": "0.5"}));
         for operation in ["UPDATE", "DELETE"] {
-            assert_eq!(asked("batch", "Job", operation, &share).verdict, Verdict::Allowed);
+            assert_eq!(asked("batch", "Job", operation, &share).verdict, ReviewVerdict::Allowed);
         }
-        assert_eq!(asked("batch", "Job", "CREATE", &job(json!({}))).verdict, Verdict::Allowed);
+        assert_eq!(asked("batch", "Job", "CREATE", &job(json!({}))).verdict, ReviewVerdict::Allowed);
         let mut own = share;
         own["spec"]["template"]["spec"]["resourceClaims"] =
             json!([{"name": "gpu-share", "resourceClaimName": "mine"}]);
@@ -137,7 +137,7 @@ mod tests {
         let message = answer.review["response"]["status"]["message"].as_str().unwrap();
         assert!(message.starts_with("spec.template.spec.resourceClaims[0].name: "), "{message}");
         for odd in [json!(null), json!({"spec": 5}), json!({"spec": {"template": "x"}})] {
-            assert_eq!(asked("batch", "Job", "CREATE", &odd).verdict, Verdict::Allowed, "{odd}");
+            assert_eq!(asked("batch", "Job", "CREATE", &odd).verdict, ReviewVerdict::Allowed, "{odd}");
         }
         for (pointer, value) in [
             ("/spec/template/spec/resourceClaims", json!("x")),
@@ -147,7 +147,7 @@ mod tests {
             let mut odd = job(json!({"gpu-fraction": "0.5"}));
             odd["spec"]["template"]["spec"]["resourceClaims"] = json!([]);
             *odd.pointer_mut(pointer).unwrap() = value;
-            assert_eq!(asked("batch", "Job", "CREATE", &odd).verdict, Verdict::Refused, "{pointer}");
+            assert_eq!(asked("batch", "Job", "CREATE", &odd).verdict, ReviewVerdict::Refused, "{pointer}");
         }
     }
 }

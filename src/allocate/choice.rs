@@ -92,7 +92,7 @@ pub enum Studied {
 /// Answers that are kept, by the selectors' texts.
 #[derive(Debug)]
 pub(super) struct Choices {
-    kept: BTreeMap<Arc<[String]>, Kept>,
+    kept: BTreeMap<Arc<[String]>, SelectorList>,
     sorts: Sorts,
     columns: Columns,
     /// In bytes.
@@ -248,7 +248,7 @@ impl Choices {
         column
     }
 
-    fn follow(&mut self, texts: &Arc<[String]>, facts: &Facts) -> &mut Kept {
+    fn follow(&mut self, texts: &Arc<[String]>, facts: &Facts) -> &mut SelectorList {
         self.uses += 1;
         let is_new = !self.kept.contains_key(texts);
         if is_new {
@@ -286,7 +286,7 @@ impl Choices {
 
 /// A list of selectors.
 #[derive(Debug, Clone)]
-struct Kept {
+struct SelectorList {
     /// None: not all compiled yet, or forgotten again.
     selectors: Option<Arc<[Selector]>>,
     /// The first of them, while not all are.
@@ -306,7 +306,7 @@ struct Kept {
     used: u64,
 }
 
-impl Default for Kept {
+impl Default for SelectorList {
     fn default() -> Self {
         Self {
             selectors: None,
@@ -324,7 +324,7 @@ impl Default for Kept {
     }
 }
 
-impl Kept {
+impl SelectorList {
     fn follows(&self, facts: &Facts) -> bool {
         self.state == facts.state()
     }

@@ -8,7 +8,7 @@ use super::choice::Choice;
 use super::fit::{Terms, Unfit, WantTerms, needs};
 use super::index::Index;
 use super::mig::MigAsk;
-use super::node::{Class, Gpu, Node};
+use super::node::{Gpu, GpuClass, Node};
 use super::taints::Taints;
 use crate::select::{Taint, untolerated};
 
@@ -158,7 +158,8 @@ pub(super) fn explain(index: &mut Index, pod: &PodAsk, gang: (usize, usize)) -> 
     for (at, one) in terms.wants.iter().enumerate() {
         let want = pod.shape.wants.get(at).unwrap_or(&none);
         let fit: Vec<_> = nodes.classes.iter().map(|class| needs(want, class)).collect();
-        let sought = Sought { want, terms: one, fit: &fit, taints: &nodes.taints, classes: &nodes.classes };
+        let sought =
+            WantByClass { want, terms: one, fit: &fit, taints: &nodes.taints, classes: &nodes.classes };
         let (mut skipped, mut most) = (Skipped::default(), Most::default());
         for node in nodes.all.iter().flatten() {
             if !pod.nodes.allow(&node.name) {
@@ -217,28 +218,28 @@ struct Most<'a> {
 struct Top<'a, T> {
     free: T,
     needed: T,
-    at: Place<'a>,
+    at: GpuPlace<'a>,
 }
 
 /// Where a GPU is.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct GpuPlace<'a> {
     node: &'a Node,
     gpu: &'a Gpu,
 }
 
 /// What is looked for, and what is known of it on each class of GPU.
-struct Sought<'a> {
+struct WantByClass<'a> {
     want: &'a Want,
     terms: &'a WantTerms,
     fit: &'a [Fit],
     taints: &'a Taints,
-    classes: &'a [Class],
+    classes: &'a [GpuClass],
 }
 
 impl<'a, T: PartialOrd> Top<'a, T> {
     /// The first of equals stays.
-    fn raise(top: &mut Option<Self>, free: T, needed: T, at: Place<'a>) {
+    fn raise(top: &mut Option<Self>, free: T, needed: T, at: GpuPlace<'a>) {
         if top.as_ref().is_none_or(|top| free > top.free) {
             *top = Some(Self { free, needed, at });
         }
@@ -253,7 +254,7 @@ impl<'a> Most<'a> {
     fn look(
         &mut self,
         node: &'a Node,
-        Sought { want, terms, fit, taints, classes }: &Sought<'_>,
+        WantByClass { want, terms, fit, taints, classes }: &WantByClass<'_>,
         skipped: &mut SkippedGpus,
     ) {
         if self.all_too_full(node, terms, fit) {
@@ -283,7 +284,7 @@ impl<'a> Most<'a> {
                 }
             };
             self.candidates += 1;
-            let at = Place { node, gpu };
+            let at = GpuPlace { node, gpu };
             if gpu.cut.is_some() {
                 Top::raise(&mut self.mig, gpu.free_mib(), mib, at);
                 fitting += usize::from(terms.need(gpu).is_some());
@@ -314,7 +315,7 @@ impl<'a> Most<'a> {
         if self.memory.as_ref().is_none_or(|top| node.most_mib > top.free) {
             let gpu = node.gpus.iter().find(|gpu| gpu.free_mib() == node.most_mib);
             gpu.into_iter()
-                .for_each(|gpu| Top::raise(&mut self.memory, node.most_mib, mib, Place { node, gpu }));
+                .for_each(|gpu| Top::raise(&mut self.memory, node.most_mib, mib, GpuPlace { node, gpu }));
         }
         true
     }
@@ -357,7 +358,7 @@ impl SkippedGpus {
         self.tainted.get_or_insert_with(|| Box::new((0, first()))).0 += 1;
     }
 
-    fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu, want: &Want, class: &Class) {
+    fn not_chosen(&mut self, choice: Option<&Choice>, gpu: &Gpu, want: &Want, class: &GpuClass) {
         let failure =
             choice.filter(|choice| choice.failed.has(gpu.facts)).and_then(|choice| choice.words.as_ref());
         match failure {
@@ -374,7 +375,7 @@ impl SkippedGpus {
 }
 
 impl UnfitGpus {
-    fn note(&mut self, unfit: Unfit, want: &Want, class: &Class) {
+    fn note(&mut self, unfit: Unfit, want: &Want, class: &GpuClass) {
         match unfit {
             Unfit::Product => self.other_product += 1,
             Unfit::Isolation => self.isolation += 1,

@@ -9,8 +9,8 @@ use super::cut::Cut;
 use super::facts::Column;
 use super::index::Nodes;
 use super::mig::{Carving, enough};
-use super::node::{Class, Gpu, GpuGrant, Node, Placement};
-use super::search::{self, Tries};
+use super::node::{Gpu, GpuClass, GpuGrant, Node, Placement};
+use super::search::{self, SearchCost};
 use crate::model::mig::MigPlace;
 use crate::model::quantity::Bytes;
 use crate::model::share::Extent;
@@ -80,7 +80,7 @@ pub(super) enum Unfit {
     ByScheduler,
 }
 
-pub(super) fn needs(want: &Want, class: &Class) -> Result<(u64, u32), Unfit> {
+pub(super) fn needs(want: &Want, class: &GpuClass) -> Result<(u64, u32), Unfit> {
     let named = |part: &String| class.product.contains(&part.to_lowercase());
     if !want.products.is_empty() && !want.products.iter().any(named) {
         return Err(Unfit::Product);
@@ -199,11 +199,11 @@ impl Terms {
 }
 
 impl WantTerms {
-    pub fn new(want: &Want, classes: &[Class]) -> Self {
+    pub fn new(want: &Want, classes: &[GpuClass]) -> Self {
         let needs: Vec<_> = classes.iter().map(|class| needs(want, class).ok()).collect();
         let least = needs.iter().flatten().map(|(mib, _)| *mib).min().unwrap_or(u64::MAX);
         let mig = want.mig();
-        let enough = |(class, need): (&Class, &Option<(u64, u32)>)| match (&class.profiles, mig, need) {
+        let enough = |(class, need): (&GpuClass, &Option<(u64, u32)>)| match (&class.profiles, mig, need) {
             (Some(profiles), Some(ask), Some(_)) => enough(profiles, ask).into(),
             _ => Arc::default(),
         };
@@ -329,7 +329,7 @@ pub(super) fn first(nodes: &Nodes, id: usize, shape: &Shape) -> Option<Placement
     if !terms.node_has_room(node) {
         return None;
     }
-    let picks = search::run(node, &terms, &|_, _| 0, &mut Tries::default())?;
+    let picks = search::run(node, &terms, &|_, _| 0, &mut SearchCost::default())?;
     let picked: Vec<_> = picks.iter().map(|pick| pick.picked).collect();
     Some(placement(shape, &terms, node, &picked))
 }

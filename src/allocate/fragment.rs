@@ -19,7 +19,7 @@ use super::ask::{Shape, Want};
 use super::choice::Choices;
 use super::fit::{Picked, Terms, needs};
 use super::index::Nodes;
-use super::node::{Class, Gpu, Node};
+use super::node::{Gpu, GpuClass, Node};
 use super::score::Policy;
 use super::sought::Sought;
 
@@ -101,7 +101,7 @@ impl Workload {
 
     /// New targets, if they are other than the old ones by more than a fiftieth: each change makes every score
     /// stale.
-    fn renew(&mut self, classes: &[Class]) {
+    fn renew(&mut self, classes: &[GpuClass]) {
         let mut shapes: Vec<_> = self.counts.iter().map(|(shape, count)| (shape.clone(), *count)).collect();
         shapes.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         shapes.truncate(TARGETS_MAX);
@@ -120,19 +120,19 @@ impl Workload {
         }
     }
 
-    pub fn classes_changed(&mut self, classes: &[Class]) {
+    pub fn classes_changed(&mut self, classes: &[GpuClass]) {
         if self.targets.by_class.len() != classes.len() {
             self.make(classes);
         }
     }
 
-    fn make(&mut self, classes: &[Class]) {
+    fn make(&mut self, classes: &[GpuClass]) {
         let largest = classes.iter().map(|class| class.memory_mib).max().unwrap_or(0);
         // A pod with several wants counts as if all were like the largest. Selectors do not count.
         let large =
             |shape: &Shape| shape.wants.iter().rev().max_by_key(|want| want.part.mib(largest)).cloned();
         let wants: Vec<_> = self.shapes.iter().map(|(shape, _)| (large(shape), shape.gpus())).collect();
-        let of_class = |class: &Class| {
+        let of_class = |class: &GpuClass| {
             let need = |want: &Want| needs(want, class).map_or(NEVER, |(mib, _)| narrow(mib));
             let mib: Vec<_> = wants.iter().map(|(want, _)| want.as_ref().map_or(NEVER, need)).collect();
             let pod = |(mib, (_, gpus)): (&i32, &(_, u32))| mib.saturating_mul(narrow(u64::from(*gpus)));

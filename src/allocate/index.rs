@@ -12,7 +12,7 @@ use super::choice::Studied;
 use super::facts::Facts;
 use super::fit::first;
 use super::fragment::Workload;
-use super::node::{Class, Division, Gpu, GpuSpec, Node, NodeSpec, NodeView, Placement};
+use super::node::{Division, Gpu, GpuClass, GpuSpec, Node, NodeSpec, NodeView, Placement};
 use super::score_table::ScoreTables;
 use super::taints::Taints;
 use crate::model::claim::ClaimKey;
@@ -79,7 +79,7 @@ pub struct Index {
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     pub all: Vec<Option<Node>>,
-    pub classes: Vec<Class>,
+    pub classes: Vec<GpuClass>,
     pub facts: Facts,
     pub taints: Taints,
     /// Nodes in the order in which they changed; the first is that of change number `forgotten`.
@@ -114,7 +114,7 @@ impl Nodes {
         }
     }
 
-    fn class(&mut self, class: Class) -> u32 {
+    fn class(&mut self, class: GpuClass) -> u32 {
         let known = self.classes.iter().position(|known| *known == class);
         let at = known.unwrap_or_else(|| {
             self.classes.push(class);
@@ -130,7 +130,7 @@ impl Nodes {
             Division::Mig(board) => board.parts.as_ref().map(|parts| self.facts.number(parts)),
             Division::Shares(_) => None,
         };
-        let class = self.class(Class::of(spec));
+        let class = self.class(GpuClass::of(spec));
         Gpu::new(spec, (class, &self.classes[class as usize]), (facts, parts))
     }
 

@@ -52,7 +52,7 @@ impl Mover {
 
 /// What waits: a pod, or pods that start together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitingUnit {
     pub asks: Vec<PodAsk>,
     /// It has its GPUs for itself.
     pub alone: bool,
@@ -88,7 +88,7 @@ pub struct Proposal {
 
 /// What a search came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum MovesFound {
     Moves(Proposal),
     /// There are no such moves.
     Nothing,
@@ -110,26 +110,26 @@ enum Vain {
 
 /// Searches for the least moves. What waits does not fit as it is. `ticks`: what it may cost; it is paid from what the
 /// index is allowed.
-pub fn search(ground: &mut impl Ground, waiting: &Waiting, movers: &[Mover], ticks: u64) -> Found {
+pub fn search(ground: &mut impl Ground, waiting: &WaitingUnit, movers: &[Mover], ticks: u64) -> MovesFound {
     let mut meter = Meter::new(ticks);
     let found = look(ground, waiting, movers, &mut meter);
     ground.index().pay(meter.spent);
     found
 }
 
-fn look(ground: &mut impl Ground, waiting: &Waiting, movers: &[Mover], meter: &mut Meter) -> Found {
+fn look(ground: &mut impl Ground, waiting: &WaitingUnit, movers: &[Mover], meter: &mut Meter) -> MovesFound {
     let before = ground.index().spent().0;
-    let Some(hard) = hardest(ground, waiting) else { return Found::Nothing };
+    let Some(hard) = hardest(ground, waiting) else { return MovesFound::Nothing };
     let (sites, worth) = site::sites(ground.index(), &hard.ask, waiting.alone, movers, meter);
     (0..hard.others).for_each(|_| ground.free());
-    let mut tries = Tries { waiting, movers, failed: BTreeMap::new(), asks: BTreeMap::new() };
+    let mut tries = MoveTrials { waiting, movers, failed: BTreeMap::new(), asks: BTreeMap::new() };
     for size in 1..=MOVES_MAX {
         let mut sets = Sets::default();
         for (at, site) in sites.iter().enumerate().filter(|(_, site)| site.least <= size) {
             let of = (size, waiting.asks.len() == 1);
             site.each_set(movers, of, worth, meter, &mut |mib, set| sets.add(mib, at, set));
             if meter.is_spent() {
-                return Found::Spent;
+                return MovesFound::Spent;
             }
         }
         let mut of_site: BTreeMap<usize, u32> = BTreeMap::new();
@@ -140,16 +140,16 @@ fn look(ground: &mut impl Ground, waiting: &Waiting, movers: &[Mover], meter: &m
             }
             meter.pay(TRY_TICKS);
             match tries.on(ground, &sites[at].node, &set) {
-                Ok(proposal) => return Found::Moves(proposal),
+                Ok(proposal) => return MovesFound::Moves(proposal),
                 Err(Vain::NoRoom) => *vain += 1,
                 Err(Vain::Fixed | Vain::Worth | Vain::Homeless) => {}
             }
             if meter.is_spent_with(ground.index().spent().0.saturating_sub(before)) {
-                return Found::Spent;
+                return MovesFound::Spent;
             }
         }
     }
-    Found::Nothing
+    MovesFound::Nothing
 }
 
 /// The pod of what waits that finds no place beside the others, and how many of these are placed for now.
@@ -159,7 +159,7 @@ struct Hardest {
 }
 
 /// None: all of them fit.
-fn hardest(ground: &mut impl Ground, waiting: &Waiting) -> Option<Hardest> {
+fn hardest(ground: &mut impl Ground, waiting: &WaitingUnit) -> Option<Hardest> {
     if let [ask] = waiting.asks.as_slice() {
         return Some(Hardest { ask: ask.clone(), others: 0 });
     }
@@ -202,15 +202,15 @@ impl Sets {
 }
 
 /// What is tried on the ground.
-struct Tries<'a> {
-    waiting: &'a Waiting,
+struct MoveTrials<'a> {
+    waiting: &'a WaitingUnit,
     movers: &'a [Mover],
     /// How often pods that ask so found no place together.
     failed: BTreeMap<Vec<Shape>, u32>,
     asks: BTreeMap<usize, Option<PodAsk>>,
 }
 
-impl Tries<'_> {
+impl MoveTrials<'_> {
     /// Pods that ask the same were tried often enough.
     fn is_hopeless(&self, set: &[usize]) -> bool {
         if self.failed.is_empty() {

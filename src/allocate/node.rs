@@ -98,7 +98,7 @@ impl GpuGrant {
 
 /// GPUs of which the same can be granted under the same conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Class {
+pub(super) struct GpuClass {
     /// In small letters.
     pub product: String,
     /// The product as it is published.
@@ -115,7 +115,7 @@ pub(super) struct Class {
     pub given_whole: bool,
 }
 
-impl Class {
+impl GpuClass {
     pub fn of(spec: &GpuSpec) -> Self {
         let (product, name) = (spec.product.to_lowercase(), spec.product.clone());
         match &spec.division {
@@ -178,7 +178,11 @@ pub(super) struct Gpu {
 
 impl Gpu {
     /// `class`: with its number. `facts`: the number of its own, and of those of what the scheduler may cut off it.
-    pub fn new(spec: &GpuSpec, (number, class): (u32, &Class), (facts, parts): (u32, Option<u32>)) -> Self {
+    pub fn new(
+        spec: &GpuSpec,
+        (number, class): (u32, &GpuClass),
+        (facts, parts): (u32, Option<u32>),
+    ) -> Self {
         let cut = match &spec.division {
             Division::Shares(_) => None,
             Division::Mig(board) => Some(Box::new(Cut::new(board, parts))),

@@ -8,7 +8,7 @@ use super::fit::{Picked, Terms};
 use super::fragment::{Lost, Tally, Targets};
 use super::mig::Carving;
 use super::node::{Gpu, Node};
-use super::search::{self, Fit, Tries};
+use super::search::{self, Fit, SearchCost};
 use crate::model::share::Isolation;
 
 /// What placements aim at.
@@ -76,7 +76,7 @@ pub(super) struct Scratch {
     /// Places of nodes that changed, and their old scores.
     pub changed: Vec<(usize, Score)>,
     /// What this decision has tried to serve several wants together.
-    pub tried: Tries,
+    pub tried: SearchCost,
     #[cfg(test)]
     pub rated: usize,
     tally: Tally,

@@ -11,7 +11,7 @@ use super::fragment::Workload;
 use super::index::Nodes;
 use super::node::Node;
 use super::score::{DOES_NOT_FIT, Policy, Score, Scratch, rate};
-use super::search::Tries;
+use super::search::SearchCost;
 
 /// The most scores of all tables together: bounds the memory, 16 bytes each.
 const SCORES_MAX: usize = 1 << 20;
@@ -97,7 +97,7 @@ impl ScoreTables {
         table.used = self.uses;
         let was_complete = table.terms.is_complete();
         table.terms.follow(shape, nodes, choices);
-        scratch.tried = Tries::default();
+        scratch.tried = SearchCost::default();
         let scores = if !was_complete || table.stale(nodes, workload, policy) {
             table.renew(nodes, workload, policy, (&mut *scratch, &mut *choices))
         } else {

@@ -28,7 +28,7 @@ const OUTLOOK_TICKS: u64 = 320;
 
 /// What searches have cost so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Tries {
+pub(super) struct SearchCost {
     /// They bound the searches of a decision.
     pub steps: u32,
     /// They are to be paid.
@@ -57,7 +57,7 @@ type Cost<'a> = &'a dyn Fn(&Gpu, Fit) -> u64;
 
 /// The first way to serve all wants, cheapest GPUs first. `tried`: what the decision has tried on other nodes; this
 /// search is added.
-pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut Tries) -> Option<Vec<Pick>> {
+pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut SearchCost) -> Option<Vec<Pick>> {
     let size = node.gpus.len() as u64 * terms.wants.len() as u64;
     tried.ticks = tried.ticks.saturating_add(SERVE_TICKS + FITS_TICKS * size);
     let fits = |want: &WantTerms| node.gpus.iter().filter(|gpu| want.left(gpu).is_some()).count();
@@ -72,8 +72,8 @@ pub(super) fn run(node: &Node, terms: &Terms, cost: Cost<'_>, tried: &mut Tries)
     let extra = vec![Extra::default(); node.gpus.len()];
     let values = vec![Vec::new(); terms.alike.len()];
     let most = STEPS_MAX.min(STEPS_OF_DECISION.saturating_sub(tried.steps).max(STEPS_MIN));
-    let (tries, picks) = (Tries::default(), Vec::new());
-    let mut search = Search { node, terms, cost, order, extra, values, picks, tries, outlooks: 0, most };
+    let (tries, picks) = (SearchCost::default(), Vec::new());
+    let mut search = NodeSearch { node, terms, cost, order, extra, values, picks, tries, outlooks: 0, most };
     let found = search.serve(0);
     let outlooks = search.outlooks.saturating_mul(OUTLOOK_STEPS);
     tried.steps = tried.steps.saturating_add(search.tries.steps).saturating_add(outlooks);
@@ -107,7 +107,7 @@ impl PartialEq for Outlooks {
 
 impl Eq for Outlooks {}
 
-struct Search<'a> {
+struct NodeSearch<'a> {
     node: &'a Node,
     terms: &'a Terms,
     cost: Cost<'a>,
@@ -117,13 +117,13 @@ struct Search<'a> {
     /// By alike: the values of the picks so far that it is for.
     values: Vec<Vec<u32>>,
     picks: Vec<Pick>,
-    tries: Tries,
+    tries: SearchCost,
     /// Outlooks that were made.
     outlooks: u32,
     most: u32,
 }
 
-impl Search<'_> {
+impl NodeSearch<'_> {
     /// Serves what is left of the order from `nth` on.
     fn serve(&mut self, nth: usize) -> bool {
         let Some(&want) = self.order.get(nth) else { return true };

@@ -10,7 +10,7 @@ use super::ask::Shape;
 use super::fit::{Picked, Terms, placement};
 use super::index::Index;
 use super::node::{Gpu, GpuGrant, Node, Placement};
-use super::search::{self, Tries};
+use super::search::{self, SearchCost};
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::DaemonScope;
@@ -73,7 +73,7 @@ pub struct Closed {
 }
 
 /// A node on which pods may end.
-pub struct Site<'a> {
+pub struct EvictionSite<'a> {
     pub node: &'a NodeName,
     pub closed: &'a dyn Fn(&DeviceName) -> Closed,
     /// Of pods that are ending anyway.
@@ -121,18 +121,18 @@ pub struct Preemptor {
     terms: Terms,
     /// Its claim has several GPUs: they have no other shares.
     alone: bool,
-    tried: Tries,
+    tried: SearchCost,
 }
 
 impl Index {
     /// `alone`: a claim of the shape has several GPUs.
     pub fn preemptor(&mut self, shape: &Shape, alone: bool) -> Preemptor {
         let terms = Terms::new(shape, &self.nodes, &mut self.score_tables.choices);
-        Preemptor { shape: shape.clone(), terms, alone, tried: Tries::default() }
+        Preemptor { shape: shape.clone(), terms, alone, tried: SearchCost::default() }
     }
 
     /// The least that has to end on this node; none: it would not fit, or too much was tried already.
-    pub fn victims(&mut self, preemptor: &mut Preemptor, site: &Site<'_>) -> Option<Victims> {
+    pub fn victims(&mut self, preemptor: &mut Preemptor, site: &EvictionSite<'_>) -> Option<Victims> {
         let before = preemptor.tried.ticks;
         let id = self.ids.get(site.node).copied()?;
         let node = self.nodes.all[id].as_ref()?;
@@ -144,11 +144,11 @@ impl Index {
 }
 
 impl Preemptor {
-    fn on(&mut self, node: &Node, site: &Site<'_>) -> Option<Victims> {
+    fn on(&mut self, node: &Node, site: &EvictionSite<'_>) -> Option<Victims> {
         if self.tried.steps > STEPS_MAX {
             return None;
         }
-        let mut stage = Stage::new(node, site, self.alone);
+        let mut stage = NodeTrial::new(node, site, self.alone);
         site.soon.iter().for_each(|freed| stage.free(freed));
         if let Some(placement) = self.place(&mut stage) {
             return Some(Victims { candidates: Vec::new(), rank: None, placement });
@@ -182,8 +182,8 @@ impl Preemptor {
     /// Places of those that have to end, and where the pod goes then.
     fn reprieve(
         &mut self,
-        stage: &mut Stage,
-        site: &Site<'_>,
+        stage: &mut NodeTrial,
+        site: &EvictionSite<'_>,
         may_end: &[bool],
     ) -> Option<(Vec<usize>, Placement)> {
         let taken: Vec<usize> = (0..site.candidates.len()).filter(|at| may_end[*at]).collect();
@@ -206,7 +206,7 @@ impl Preemptor {
         Some((victims, self.place(stage)?))
     }
 
-    fn fits(&mut self, stage: &mut Stage) -> bool {
+    fn fits(&mut self, stage: &mut NodeTrial) -> bool {
         let node = stage.node();
         if !self.terms.node_has_room(node) {
             return false;
@@ -220,7 +220,7 @@ impl Preemptor {
     }
 
     /// The GPUs that keep least free.
-    fn place(&mut self, stage: &mut Stage) -> Option<Placement> {
+    fn place(&mut self, stage: &mut NodeTrial) -> Option<Placement> {
         let node = stage.node();
         if !self.terms.node_has_room(node) {
             return None;
@@ -253,15 +253,15 @@ fn rank<'a>(victims: impl Iterator<Item = &'a Candidate> + Clone) -> Option<Rank
 
 /// A node as it would be.
 #[derive(Clone)]
-struct Stage {
+struct NodeTrial {
     node: Node,
     /// By place of the GPU.
     closed: Vec<Closed>,
     alone: bool,
 }
 
-impl Stage {
-    fn new(node: &Node, site: &Site<'_>, alone: bool) -> Self {
+impl NodeTrial {
+    fn new(node: &Node, site: &EvictionSite<'_>, alone: bool) -> Self {
         let closed = node.gpus.iter().map(|gpu| (site.closed)(&gpu.device)).collect();
         Self { node: node.clone(), closed, alone }
     }

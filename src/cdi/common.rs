@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::driver::{DeviceNode, DriverFiles, FileKind, Hook, HookTool, Library, Node, NodeState, RootFiles};
+use super::driver::{
+    DeviceNode, DeviceNodeState, DriverFiles, DriverNode, FileKind, Hook, HookTool, Library, RootFiles,
+};
 use super::spec;
 
 /// Keeps NVIDIA's older runtime hook, where one is installed too, from adding GPUs of its own
@@ -30,7 +32,7 @@ pub fn edits(driver: &DriverFiles) -> spec::Edits {
         None => by_loader_name(root),
     };
     mounts.extend(root.binaries.iter().chain(&root.files).map(mount));
-    let nodes = Node::CONTROL.iter().filter_map(|node| driver.nodes.0.get(node));
+    let nodes = DriverNode::CONTROL.iter().filter_map(|node| driver.nodes.0.get(node));
     spec::Edits {
         env: vec![format!("{VISIBLE_DEVICES}=void")],
         device_nodes: nodes.map(device_node).collect(),
@@ -41,7 +43,7 @@ pub fn edits(driver: &DriverFiles) -> spec::Edits {
 
 /// How a device node is written. `rw` and no `m`: a container never needs to make nodes.
 pub fn device_node(node: &DeviceNode) -> spec::DeviceNode {
-    let kernel_only = node.state == NodeState::KernelOnly;
+    let kernel_only = node.state == DeviceNodeState::KernelOnly;
     spec::DeviceNode {
         path: node.container.clone(),
         host_path: (!kernel_only && node.host.host != node.container).then(|| node.host.host.clone()),

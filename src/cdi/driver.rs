@@ -96,11 +96,11 @@ pub enum HookTool {
 
 /// The device nodes of the devices that were asked for, and the control nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DeviceNodes(pub BTreeMap<Node, DeviceNode>);
+pub struct DeviceNodes(pub BTreeMap<DriverNode, DeviceNode>);
 
 /// A device node by its meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Node {
+pub enum DriverNode {
     /// `/dev/nvidiactl`.
     Control,
     /// `/dev/nvidia-uvm`: CUDA needs it.
@@ -124,12 +124,12 @@ pub enum Node {
     },
 }
 
-impl Node {
+impl DriverNode {
     /// The nodes that every GPU container gets, the required one first.
     pub const CONTROL: [Self; 4] = [Self::Control, Self::Uvm, Self::UvmTools, Self::Modeset];
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for DriverNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Control => f.write_str("nvidiactl"),
@@ -158,12 +158,12 @@ pub struct DeviceNode {
     pub host: HostPath,
     pub major: u32,
     pub minor: u32,
-    pub state: NodeState,
+    pub state: DeviceNodeState,
 }
 
 /// Is there a usable node on the host?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeState {
+pub enum DeviceNodeState {
     /// The runtime reads the numbers from the host's node when it makes the container, so that a
     /// number that a reloaded driver changed is never stale in the CDI file.
     Present,

@@ -30,8 +30,8 @@ mod spec;
 mod tests;
 
 pub use driver::{
-    Arch, DeviceNode, DeviceNodes, DriverFiles, FileKind, Hook, HookTool, HostPath, Library, Node, NodeState,
-    RootFile, RootFiles,
+    Arch, DeviceNode, DeviceNodeState, DeviceNodes, DriverFiles, DriverNode, FileKind, Hook, HookTool,
+    HostPath, Library, RootFile, RootFiles,
 };
 pub use names::{KIND, claim_of, file_name, id};
-pub use render::{Access, CdiDevice, CdiError, CdiFile, CdiNodes, Mount, render};
+pub use render::{CdiDevice, CdiError, CdiFile, CdiNodes, Mount, MountAccess, render};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::common::{self, VISIBLE_DEVICES};
-use super::driver::{DriverFiles, HostPath, Node, NodeState};
+use super::driver::{DeviceNodeState, DriverFiles, DriverNode, HostPath};
 use super::{names, spec};
 use crate::model::names::{ClaimUid, DeviceName};
 
@@ -32,13 +32,13 @@ pub enum CdiNodes {
 
 impl CdiNodes {
     /// The nodes by meaning, the board's first.
-    pub fn nodes(&self) -> Vec<Node> {
+    pub fn nodes(&self) -> Vec<DriverNode> {
         match *self {
-            Self::Whole { minor } => vec![Node::Gpu { minor }],
+            Self::Whole { minor } => vec![DriverNode::Gpu { minor }],
             Self::Mig { parent_minor: gpu, gpu_instance: instance, compute_instance: compute } => vec![
-                Node::Gpu { minor: gpu },
-                Node::GpuInstance { gpu, instance },
-                Node::ComputeInstance { gpu, instance, compute },
+                DriverNode::Gpu { minor: gpu },
+                DriverNode::GpuInstance { gpu, instance },
+                DriverNode::ComputeInstance { gpu, instance, compute },
             ],
         }
     }
@@ -50,11 +50,11 @@ pub struct Mount {
     pub host: HostPath,
     /// Absolute path in the container.
     pub container: String,
-    pub access: Access,
+    pub access: MountAccess,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Access {
+pub enum MountAccess {
     ReadOnly,
     ReadWrite,
     /// Written by several tenants: what one puts there no other may load or run, as on a container runtime's own
@@ -90,7 +90,7 @@ pub enum CdiError {
     #[error("device {name} is in the claim twice, and its share ids do not differ")]
     Duplicate { name: String },
     #[error("no device node known for {node}, which device {device} needs: look it up before rendering")]
-    Node { node: Node, device: DeviceName },
+    Node { node: DriverNode, device: DeviceName },
     #[error("environment variable \"{name}\" of device {device} cannot be set through CDI")]
     Env { name: String, device: DeviceName },
     #[error("mount of {path} for device {device}: both of its paths must be absolute")]
@@ -154,9 +154,9 @@ fn mount_edit(mount: &Mount, device: &DeviceName) -> Result<spec::Mount, CdiErro
         return Err(CdiError::Mount { path: mount.host.host.clone(), device: device.clone() });
     }
     let access: &[&str] = match mount.access {
-        Access::ReadOnly => &["ro"],
-        Access::ReadWrite => &["rw"],
-        Access::NoExecute => &["rw", "noexec"],
+        MountAccess::ReadOnly => &["ro"],
+        MountAccess::ReadWrite => &["rw"],
+        MountAccess::NoExecute => &["rw", "noexec"],
     };
     Ok(spec::Mount {
         host_path: mount.host.host.clone(),
@@ -171,9 +171,10 @@ fn paths(devices: &[CdiDevice], driver: &DriverFiles) -> Vec<HostPath> {
     let libraries = root.libraries.iter().map(|library| &library.file);
     let files = libraries.chain(&root.binaries).chain(&root.files).map(|file| &file.host);
     let hook = root.hook.iter().map(|hook| &hook.path);
-    let wanted = Node::CONTROL.into_iter().chain(devices.iter().flat_map(|device| device.nodes.nodes()));
+    let wanted =
+        DriverNode::CONTROL.into_iter().chain(devices.iter().flat_map(|device| device.nodes.nodes()));
     let nodes = wanted.filter_map(|node| driver.nodes.0.get(&node));
-    let nodes = nodes.filter(|node| node.state == NodeState::Present).map(|node| &node.host);
+    let nodes = nodes.filter(|node| node.state == DeviceNodeState::Present).map(|node| &node.host);
     let mounts = devices.iter().flat_map(|device| device.mounts.iter().map(|mount| &mount.host));
     let all: BTreeSet<&HostPath> = files.chain(hook).chain(nodes).chain(mounts).collect();
     all.into_iter().cloned().collect()

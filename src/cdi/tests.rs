@@ -48,20 +48,20 @@ fn root(hook: Option<Hook>) -> RootFiles {
     }
 }
 
-fn node(container: &str, major: u32, minor: u32, state: NodeState) -> DeviceNode {
+fn node(container: &str, major: u32, minor: u32, state: DeviceNodeState) -> DeviceNode {
     DeviceNode { container: container.to_owned(), host: host(container), major, minor, state }
 }
 
 fn nodes() -> DeviceNodes {
-    use NodeState::{KernelOnly, Present};
+    use DeviceNodeState::{KernelOnly, Present};
     let cap = |n| node(&format!("/dev/nvidia-caps/nvidia-cap{n}"), 237, n, KernelOnly);
     DeviceNodes(BTreeMap::from([
-        (Node::Control, node("/dev/nvidiactl", 195, 255, Present)),
-        (Node::Uvm, node("/dev/nvidia-uvm", 511, 0, Present)),
-        (Node::Gpu { minor: 0 }, node("/dev/nvidia0", 195, 0, Present)),
-        (Node::Gpu { minor: 3 }, node("/dev/nvidia3", 195, 3, Present)),
-        (Node::GpuInstance { gpu: 3, instance: 7 }, cap(30)),
-        (Node::ComputeInstance { gpu: 3, instance: 7, compute: 0 }, cap(31)),
+        (DriverNode::Control, node("/dev/nvidiactl", 195, 255, Present)),
+        (DriverNode::Uvm, node("/dev/nvidia-uvm", 511, 0, Present)),
+        (DriverNode::Gpu { minor: 0 }, node("/dev/nvidia0", 195, 0, Present)),
+        (DriverNode::Gpu { minor: 3 }, node("/dev/nvidia3", 195, 3, Present)),
+        (DriverNode::GpuInstance { gpu: 3, instance: 7 }, cap(30)),
+        (DriverNode::ComputeInstance { gpu: 3, instance: 7, compute: 0 }, cap(31)),
     ]))
 }
 
@@ -87,7 +87,7 @@ fn share(id: &str) -> CdiDevice {
     let pipes = Mount {
         host: host("/run/tranche/mps/GPU-1/pipe"),
         container: "/run/nvidia-mps".to_owned(),
-        access: Access::ReadWrite,
+        access: MountAccess::ReadWrite,
     };
     CdiDevice {
         share_id: Some(id.to_owned()),
@@ -196,7 +196,7 @@ fn without_a_hook_libraries_have_loader_names_for_debian_and_rhel_images() {
 #[test]
 fn a_dev_root_elsewhere_is_named_as_host_path() {
     let mut driver = driver();
-    let control = driver.nodes.0.get_mut(&Node::Control).unwrap();
+    let control = driver.nodes.0.get_mut(&DriverNode::Control).unwrap();
     control.host.host = "/run/nvidia/driver/dev/nvidiactl".to_owned();
     let file = render(&claim(), &[whole(0)], &driver).unwrap();
     let nodes = &json(&file)["containerEdits"]["deviceNodes"];
@@ -221,7 +221,7 @@ fn what_cannot_be_rendered_is_refused_with_the_reason() {
     for (name, value) in [("", "x"), ("A=B", "x"), ("A", "x\0y"), ("NVIDIA_VISIBLE_DEVICES", "all")] {
         assert!(refused(&[env(name, value)]).contains("cannot be set"), "{name:?}={value:?}");
     }
-    let mount = Mount { host: host("relative"), container: "/x".to_owned(), access: Access::ReadOnly };
+    let mount = Mount { host: host("relative"), container: "/x".to_owned(), access: MountAccess::ReadOnly };
     assert!(refused(&[CdiDevice { mounts: vec![mount], ..whole(0) }]).contains("absolute"));
 }
 

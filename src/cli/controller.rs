@@ -3,7 +3,7 @@
 use crate::cluster::webhooks::WebhookApi;
 use crate::controller::{self, ControllerError, ProcessContext};
 use crate::ops::logs::LogControl;
-use crate::webhook::{self, Parts, WebhookMetrics};
+use crate::webhook::{self, WebhookContext, WebhookMetrics};
 
 use super::settings::ControllerProcess;
 
@@ -22,7 +22,7 @@ pub async fn run(process: ControllerProcess, logs: LogControl) -> Result<(), Con
             let _entered = thread.enter();
             api.with_own_connections()?
         };
-        let parts = Parts {
+        let parts = WebhookContext {
             api: WebhookApi::of(&api),
             metrics: WebhookMetrics::register(registry),
             ready: readiness.wait_for("a certificate that the API server trusts"),

@@ -29,9 +29,9 @@ use crate::cluster::{CallError, KubeCluster};
 use crate::controller::config::Rules;
 use crate::controller::explain::{Answer, Because, Origin, explain, quota};
 use file::FileObjects;
-use find::Target;
-use report::{ExplainedClaim, Leader, Report};
-use site::Site;
+use find::ExplainTarget;
+use report::{ExplainReport, ExplainedClaim, Leader};
+use site::ClusterSite;
 use subjects::Subjects;
 
 #[derive(Debug, Clone, Args)]
@@ -57,7 +57,7 @@ pub struct ExplainArgs {
     pub namespace: Option<String>,
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "table")]
-    pub output: Output,
+    pub output: ExplainOutput,
     #[command(flatten)]
     pub controller: AsControllerArgs,
     /// The controller's --preemption, if that is another one.
@@ -71,7 +71,7 @@ pub struct ExplainArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum ExplainOutput {
     /// Nodes with the same verdict in one line.
     Table,
     /// A line for each node.
@@ -85,9 +85,9 @@ pub enum Output {
 /// Prints the answer; its exit code.
 ///
 /// # Errors
-/// What was given means nothing ([`super::Usage`]), there is nothing of that name, or the API server does not answer.
+/// What was given means nothing ([`super::UsageError`]), there is nothing of that name, or the API server does not answer.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
-    Target::parse(&args)?;
+    ExplainTarget::parse(&args)?;
     let cluster = args.reach.connect().await?;
     let report = look(&cluster, &args, Timestamp::now()).await.map_err(|error| told(&cluster, error))?;
     print(text(&report, args.output)?.as_bytes())?;
@@ -98,12 +98,12 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<u8> {
 ///
 /// # Errors
 /// It cannot be written as YAML.
-pub fn text(report: &Report, output: Output) -> anyhow::Result<String> {
+pub fn text(report: &ExplainReport, output: ExplainOutput) -> anyhow::Result<String> {
     Ok(match output {
-        Output::Json => output::json(&report.json())?,
-        Output::Yaml => output::yaml(&report.json())?,
-        Output::Table => draw::draw(report, draw::Rows::Grouped),
-        Output::Wide => draw::draw(report, draw::Rows::Each),
+        ExplainOutput::Json => output::json(&report.json())?,
+        ExplainOutput::Yaml => output::yaml(&report.json())?,
+        ExplainOutput::Table => draw::draw(report, draw::Rows::Grouped),
+        ExplainOutput::Wide => draw::draw(report, draw::Rows::Each),
     })
 }
 
@@ -111,11 +111,11 @@ pub fn text(report: &Report, output: Output) -> anyhow::Result<String> {
 ///
 /// # Errors
 /// As [`run`].
-pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> anyhow::Result<Report> {
-    let target = Target::parse(args)?;
+pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> anyhow::Result<ExplainReport> {
+    let target = ExplainTarget::parse(args)?;
     let mut named = target.at(|| cluster.default_namespace());
     let (file, lacks) = match &target {
-        Target::File { namespace, path } => {
+        ExplainTarget::File { namespace, path } => {
             let default = || cluster.default_namespace();
             let mut file = FileObjects::read(path, namespace.as_deref(), default)?;
             let names = file.missing_templates();
@@ -124,15 +124,20 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
             named.namespace.clone_from(&file.namespace);
             (Some(file), lacks)
         }
-        Target::Claim { .. } | Target::Pod { .. } | Target::Workload { .. } => (None, Vec::new()),
+        ExplainTarget::Claim { .. } | ExplainTarget::Pod { .. } | ExplainTarget::Workload { .. } => {
+            (None, Vec::new())
+        }
     };
-    let site = Site::read(cluster, (&args.controller, rules(args)), &named.namespace, file.as_ref()).await;
+    let site =
+        ClusterSite::read(cluster, (&args.controller, rules(args)), &named.namespace, file.as_ref()).await;
     let mut site = site.map_err(for_people)?;
     let asked = match (&target, &file) {
-        (Target::File { .. }, Some(file)) => Ok(of_file(&site, file)),
-        (Target::Workload { kind, .. }, _) => subjects::of_workload(cluster, &site, *kind, &named).await,
-        (Target::Pod { .. }, _) => subjects::of_pod_named(cluster, &site, &named).await,
-        (Target::Claim { .. } | Target::File { .. }, _) => subjects::of_claim(&site, &named),
+        (ExplainTarget::File { .. }, Some(file)) => Ok(of_file(&site, file)),
+        (ExplainTarget::Workload { kind, .. }, _) => {
+            subjects::of_workload(cluster, &site, *kind, &named).await
+        }
+        (ExplainTarget::Pod { .. }, _) => subjects::of_pod_named(cluster, &site, &named).await,
+        (ExplainTarget::Claim { .. } | ExplainTarget::File { .. }, _) => subjects::of_claim(&site, &named),
     };
     let mut asked = match asked {
         Err(_) if is_missing(cluster, &site, &named.namespace).await => {
@@ -166,18 +171,18 @@ pub async fn look(cluster: &KubeCluster, args: &ExplainArgs, at: Timestamp) -> a
     };
     let Subjects { lacks, mut remarks, events, .. } = asked;
     remarks.extend(site.remarks);
-    Ok(Report { named, told, leader, lacks, remarks, events, at })
+    Ok(ExplainReport { named, told, leader, lacks, remarks, events, at })
 }
 
 /// Nothing is in the namespace, and the API server says that it does not exist.
-async fn is_missing(cluster: &KubeCluster, site: &Site, namespace: &str) -> bool {
+async fn is_missing(cluster: &KubeCluster, site: &ClusterSite, namespace: &str) -> bool {
     let has_pod = || site.core.view.pods().any(|pod| pod.at.namespace == namespace);
     let has_claim = || site.core.view.claims().any(|claim| claim.namespace() == namespace);
     !has_pod() && !has_claim() && !cluster.has_namespace(namespace).await
 }
 
 /// The pods of a file: their claims, and whether the namespace's quotas let them be created.
-fn of_file(site: &Site, file: &FileObjects) -> Subjects {
+fn of_file(site: &ClusterSite, file: &FileObjects) -> Subjects {
     let mut asked = Subjects::default();
     asked.remarks.extend(file.remarks().iter().cloned());
     for pod in &file.pods {
@@ -222,7 +227,7 @@ async fn leader(cluster: &KubeCluster, args: &ExplainArgs) -> Leader {
     }
 }
 
-impl Report {
+impl ExplainReport {
     /// 0: everything has its place, or could have it.
     pub fn exit_code(&self) -> u8 {
         let well = |told: &ExplainedClaim| match &told.explained.answer {

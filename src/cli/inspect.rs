@@ -16,11 +16,11 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde::de::DeserializeOwned;
 
-pub use show::{Offer as OfferCells, kind, only_whole, profile, span};
+pub use show::{OfferCells, kind, only_whole, profile, span};
 
 use super::reading::{cause, typed};
 use super::state::NodeState;
-use super::{Usage, output};
+use super::{UsageError, output};
 use crate::model::plain::in_plain_words;
 use crate::ops::addresses::SOCKET;
 
@@ -35,7 +35,7 @@ pub struct InspectArgs {
     pub what: What,
     /// How to show the state [default: table].
     #[arg(short, long, value_enum)]
-    pub output: Option<Output>,
+    pub output: Option<InspectOutput>,
     /// With log-level: what is logged from now on, e.g. debug, or info,tranche::node=debug.
     #[arg(long, value_name = "FILTER")]
     pub set: Option<String>,
@@ -68,7 +68,7 @@ pub enum What {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum InspectOutput {
     /// What most people look for.
     Table,
     /// With UUIDs, PCI addresses and NUMA nodes.
@@ -86,24 +86,26 @@ pub enum Output {
 pub fn answer(args: &InspectArgs) -> anyhow::Result<String> {
     let InspectArgs { what, output, set, place } = args;
     if *what != What::State && output.is_some() {
-        bail!(Usage(
+        bail!(UsageError(
             "-o is for the state; leave -o out: ready, metrics and log-level are plain text".to_owned()
         ));
     }
     if *what != What::LogLevel && set.is_some() {
-        bail!(Usage("--set is for the log level; write tranche inspect log-level --set FILTER".to_owned()));
+        bail!(UsageError(
+            "--set is for the log level; write tranche inspect log-level --set FILTER".to_owned()
+        ));
     }
     match (what, output, set) {
         (What::Ready, ..) => get(place, "/readyz"),
         (What::Metrics, ..) => get(place, "/metrics"),
         (What::LogLevel, _, None) => get(place, "/log-level"),
         (What::LogLevel, _, Some(filter)) => ask(place, "PUT", "/log-level", filter),
-        (What::State, Some(Output::Json), _) => get(place, "/state"),
-        (What::State, Some(Output::Yaml), _) => {
+        (What::State, Some(InspectOutput::Json), _) => get(place, "/state"),
+        (What::State, Some(InspectOutput::Yaml), _) => {
             output::yaml(&read::<serde_json::Value>(&get(place, "/state")?, place)?)
         }
-        (What::State, None | Some(Output::Table), _) => tables(place, show::Width::Usual),
-        (What::State, Some(Output::Wide), _) => tables(place, show::Width::Wide),
+        (What::State, None | Some(InspectOutput::Table), _) => tables(place, show::Width::Usual),
+        (What::State, Some(InspectOutput::Wide), _) => tables(place, show::Width::Wide),
     }
 }
 
@@ -215,7 +217,7 @@ mod tests {
 
     use crate::ops::{logs::LogControl, metrics, readiness::Readiness, server};
 
-    fn args(what: What, output: Option<Output>, place: PluginAddress) -> InspectArgs {
+    fn args(what: What, output: Option<InspectOutput>, place: PluginAddress) -> InspectArgs {
         InspectArgs { what, output, set: None, place }
     }
 
@@ -251,7 +253,7 @@ mod tests {
         }
     }
 
-    async fn asked(what: What, output: Option<Output>, awaited: bool) -> Result<String, String> {
+    async fn asked(what: What, output: Option<InspectOutput>, awaited: bool) -> Result<String, String> {
         asked_by(args(what, output, at("/".as_ref())), awaited, false).await
     }
 
@@ -259,7 +261,7 @@ mod tests {
     async fn a_process_tells_its_state_and_what_it_waits_for() {
         let state = asked(What::State, None, false).await.unwrap();
         assert!(state.starts_with("NODE ") && state.contains("\nnode-1 "), "{state}");
-        let state = asked(What::State, Some(Output::Json), false).await.unwrap();
+        let state = asked(What::State, Some(InspectOutput::Json), false).await.unwrap();
         assert_eq!(state, "{\n  \"node\": {\n    \"name\": \"node-1\"\n  }\n}\n");
         assert_eq!(asked(What::Ready, None, false).await.unwrap(), "ready\n");
         assert!(asked(What::Metrics, None, false).await.unwrap().contains("tranche_build_info"));
@@ -277,7 +279,7 @@ mod tests {
         let words = asked_by(set.clone(), false, false).await.unwrap_err();
         assert!(words.contains("write a level"), "{words}");
         set.what = What::State;
-        assert!(answer(&set).unwrap_err().is::<Usage>());
+        assert!(answer(&set).unwrap_err().is::<UsageError>());
     }
 
     #[tokio::test]
@@ -298,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_form_of_output_that_has_no_meaning_is_refused() {
-        let error = answer(&args(What::Metrics, Some(Output::Json), at("/".as_ref()))).unwrap_err();
-        assert!(error.is::<Usage>(), "{error}");
+        let error = answer(&args(What::Metrics, Some(InspectOutput::Json), at("/".as_ref()))).unwrap_err();
+        assert!(error.is::<UsageError>(), "{error}");
     }
 }

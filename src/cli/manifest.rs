@@ -7,13 +7,13 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Usage;
+use super::UsageError;
 use super::reading::{Document, typed, unknown_fields};
 use crate::admission::{self, KnownClasses, Problem};
 use crate::cluster::{ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
 use crate::model::names::{ClaimUid, DRIVER, PoolName, RequestName, SHARED_CLASS};
-use crate::params::{self, GpuShare, Params, Said};
+use crate::params::{self, GpuShare, Params, ShareSource};
 use crate::select::Placer;
 
 const API_VERSION: &str = "resource.k8s.io/v1";
@@ -42,7 +42,11 @@ impl Source {
     ///
     /// # Errors
     /// It is none of them, or two namespaces are named.
-    pub fn parse(text: &str, given: Option<&str>, exists: impl Fn(&Path) -> bool) -> Result<Self, Usage> {
+    pub fn parse(
+        text: &str,
+        given: Option<&str>,
+        exists: impl Fn(&Path) -> bool,
+    ) -> Result<Self, UsageError> {
         if text == "-" || exists(Path::new(text)) {
             return Ok(Self::File(PathBuf::from(text)));
         }
@@ -57,14 +61,13 @@ impl Source {
             _ => None,
         };
         match named.filter(|(namespace, name)| word(namespace) && word(name)) {
-            Some((namespace, _)) if given.is_some_and(|given| given != namespace) => Err(Usage(format!(
-                "--claim {text} and -n {} name two namespaces; give one",
-                given.unwrap_or_default()
-            ))),
+            Some((namespace, _)) if given.is_some_and(|given| given != namespace) => Err(UsageError(
+                format!("--claim {text} and -n {} name two namespaces; give one", given.unwrap_or_default()),
+            )),
             Some((namespace, name)) => {
                 Ok(Self::Named { namespace: namespace.to_owned(), name: name.to_owned() })
             }
-            None => Err(Usage(format!(
+            None => Err(UsageError(format!(
                 "--claim: there is no file {text:?}; give the path of a YAML or JSON file, - for standard input, \
                  or namespace/name for a claim in the cluster"
             ))),
@@ -142,20 +145,20 @@ impl Manifest {
     ///
     /// # Errors
     /// There is none, or one cannot be asked.
-    pub fn all(objects: Vec<Document>) -> Result<Vec<Self>, Usage> {
+    pub fn all(objects: Vec<Document>) -> Result<Vec<Self>, UsageError> {
         let kinds: BTreeSet<String> = objects.iter().map(|object| object.kind().to_owned()).collect();
         let ours: Vec<Document> =
             objects.into_iter().filter(|object| [KIND, TEMPLATE].contains(&object.kind())).collect();
         if ours.is_empty() {
             let kinds = Vec::from_iter(kinds).join(", ");
-            return Err(Usage(format!(
+            return Err(UsageError(format!(
                 "there are only objects of kind {kinds}, but a {KIND} or a {TEMPLATE} is needed"
             )));
         }
         ours.into_iter().map(Self::of).collect()
     }
 
-    fn of(document: Document) -> Result<Self, Usage> {
+    fn of(document: Document) -> Result<Self, UsageError> {
         if document.kind() != TEMPLATE {
             return Self::new(document);
         }
@@ -175,7 +178,7 @@ impl Manifest {
 
     /// # Errors
     /// It is another kind of object, lacks a name, or does not fit its type.
-    pub fn new(document: Document) -> Result<Self, Usage> {
+    pub fn new(document: Document) -> Result<Self, UsageError> {
         let (version, kind) = (document.text("/apiVersion"), document.kind());
         if (version, kind) != (API_VERSION, KIND) {
             return Err(document.wrong(format!(
@@ -204,8 +207,8 @@ impl Manifest {
     ///
     /// # Errors
     /// The outer one if the object does not fit the type, which no API server would have kept.
-    pub fn allocated(&self) -> Result<Result<AllocatedClaim, ClaimError>, Usage> {
-        let object = typed(&self.object).map_err(|words| Usage(format!("{}: {words}", self.place)))?;
+    pub fn allocated(&self) -> Result<Result<AllocatedClaim, ClaimError>, UsageError> {
+        let object = typed(&self.object).map_err(|words| UsageError(format!("{}: {words}", self.place)))?;
         Ok(read_claim::read(&self.claim, &object))
     }
 
@@ -304,7 +307,7 @@ impl Manifest {
             });
         let said = shares.next_back();
         let amounts = capacity(spec).filter_map(|(name, quantity)| Some((name, quantity?)));
-        let asked = params::asked(said.as_ref().map_or(Said::Nowhere, Said::ByClaim), amounts);
+        let asked = params::asked(said.as_ref().map_or(ShareSource::Nowhere, ShareSource::ByClaim), amounts);
         asked.ok().or(said).unwrap_or_default()
     }
 
@@ -328,7 +331,7 @@ impl Manifest {
 ///
 /// # Errors
 /// One does not fit its type.
-pub fn classes(objects: &[Document]) -> Result<Option<KnownClasses>, Usage> {
+pub fn classes(objects: &[Document]) -> Result<Option<KnownClasses>, UsageError> {
     let classes = objects.iter().filter(|object| object.kind() == CLASS);
     let classes: Vec<DeviceClass> = classes.map(Document::typed).collect::<Result<_, _>>()?;
     Ok((!classes.is_empty()).then(|| KnownClasses::of(&classes)))
@@ -357,7 +360,7 @@ mod tests {
         Document { value, place: "f".to_owned() }
     }
 
-    fn words<T: std::fmt::Debug>(result: Result<T, Usage>) -> String {
+    fn words<T: std::fmt::Debug>(result: Result<T, UsageError>) -> String {
         result.unwrap_err().to_string()
     }
 

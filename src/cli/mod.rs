@@ -53,7 +53,7 @@ pub const EXIT_REFUSED: u8 = 3;
 /// What the caller got wrong, with what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Usage(pub String);
+pub struct UsageError(pub String);
 
 /// Kubernetes DRA driver for NVIDIA GPUs, with enforced GPU shares.
 #[derive(Debug, Parser)]

@@ -16,9 +16,9 @@ use clap::{Args, ValueEnum};
 use super::manifest::{self, Manifest, Source};
 use super::reach::{ReachArgs, told};
 use super::reading::{Document, documents, input};
-use super::{EXIT_REFUSED, Usage, inspect, output};
+use super::{EXIT_REFUSED, UsageError, inspect, output};
 use crate::cluster::{CallError, KubeCluster};
-use report::Verdict;
+use report::PlanResult;
 
 #[derive(Debug, Clone, Args)]
 #[command(
@@ -48,7 +48,7 @@ pub struct PlanArgs {
     pub node: Option<String>,
     /// What to print.
     #[arg(short, long, value_enum, default_value = "text")]
-    pub output: Output,
+    pub output: PlanOutput,
     #[command(flatten)]
     pub driver: DriverArgs,
     #[command(flatten)]
@@ -80,7 +80,7 @@ pub struct DriverArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum PlanOutput {
     /// For people.
     #[value(alias = "table")]
     Text,
@@ -95,7 +95,7 @@ pub enum Output {
 /// Prints the plan or the refusal; the answer is the exit code.
 ///
 /// # Errors
-/// What was given cannot be read ([`Usage`]), or somebody who was asked does not answer.
+/// What was given cannot be read ([`UsageError`]), or somebody who was asked does not answer.
 pub async fn run(args: PlanArgs) -> anyhow::Result<u8> {
     let mut reports = Vec::new();
     for manifest in manifests(&args).await? {
@@ -103,24 +103,24 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<u8> {
         reports.push(decide::decide(&manifest, &site, &args.driver)?);
     }
     match (args.output, reports.as_slice()) {
-        (Output::Text, all) => {
+        (PlanOutput::Text, all) => {
             let texts: Vec<String> = all.iter().map(|report| report.text()).collect();
             super::print(texts.join("\n").as_bytes())?;
         }
-        (Output::Json, [one]) => super::print(output::json(one)?.as_bytes())?,
-        (Output::Json, all) => super::print(output::json(all)?.as_bytes())?,
-        (Output::Yaml, [one]) => super::print(output::yaml(one)?.as_bytes())?,
-        (Output::Yaml, all) => super::print(output::yaml(all)?.as_bytes())?,
-        (Output::Cdi, [one]) => {
+        (PlanOutput::Json, [one]) => super::print(output::json(one)?.as_bytes())?,
+        (PlanOutput::Json, all) => super::print(output::json(all)?.as_bytes())?,
+        (PlanOutput::Yaml, [one]) => super::print(output::yaml(one)?.as_bytes())?,
+        (PlanOutput::Yaml, all) => super::print(output::yaml(all)?.as_bytes())?,
+        (PlanOutput::Cdi, [one]) => {
             eprint!("{}", one.remarks());
             super::print(one.cdi_file().as_bytes())?;
         }
-        (Output::Cdi, all) => anyhow::bail!(Usage(format!(
+        (PlanOutput::Cdi, all) => anyhow::bail!(UsageError(format!(
             "--claim has {} claims, and -o cdi prints the file of one; give a file with one of them",
             all.len()
         ))),
     }
-    let is_planned = |report: &report::Report| matches!(report.verdict, Verdict::Planned { .. });
+    let is_planned = |report: &report::PlanReport| matches!(report.verdict, PlanResult::Planned { .. });
     Ok(if reports.iter().all(is_planned) { 0 } else { EXIT_REFUSED })
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Usage;
+use super::UsageError;
 use crate::cluster::{CallError, Endpoint, Impersonation, KubeCluster};
 
 /// How an administrator lets somebody see what `tranche top` and `tranche explain` look at: all pods, so not a tenant.
@@ -40,28 +40,28 @@ impl ReachArgs {
     /// A client for the cluster that is meant. Connects at the first call.
     ///
     /// # Errors
-    /// [`Usage`]: no cluster is named, the kubeconfig cannot be used, or a group is named without a user.
-    pub async fn connect(&self) -> Result<KubeCluster, Usage> {
+    /// [`UsageError`]: no cluster is named, the kubeconfig cannot be used, or a group is named without a user.
+    pub async fn connect(&self) -> Result<KubeCluster, UsageError> {
         let (endpoint, impersonation) = (self.endpoint()?, self.impersonation()?);
         let connected = KubeCluster::connect_as(&endpoint, impersonation.as_ref()).await;
-        connected.map_err(|error| Usage(crate::model::error_chain(&error)))
+        connected.map_err(|error| UsageError(crate::model::error_chain(&error)))
     }
 
     /// Whom to ask as. As kubectl has it, groups and a UID are somebody's.
-    fn impersonation(&self) -> Result<Option<Impersonation>, Usage> {
+    fn impersonation(&self) -> Result<Option<Impersonation>, UsageError> {
         let given = |flag: &str, value: &str| match value.bytes().all(|byte| (b' '..0x7f).contains(&byte)) {
             true => Ok(value.to_owned()),
-            false => {
-                Err(Usage(format!("{flag} {value:?}: a name in a request's header has printable ASCII only")))
-            }
+            false => Err(UsageError(format!(
+                "{flag} {value:?}: a name in a request's header has printable ASCII only"
+            ))),
         };
-        let groups: Result<Vec<String>, Usage> =
+        let groups: Result<Vec<String>, UsageError> =
             self.as_group.iter().map(|group| given("--as-group", group)).collect();
         let uid = self.as_uid.as_deref().map(|uid| given("--as-uid", uid)).transpose()?;
         match (self.as_user.as_deref().filter(|user| !user.is_empty()), groups?) {
             (Some(user), groups) => Ok(Some(Impersonation { user: given("--as", user)?, groups, uid })),
             (None, groups) if groups.is_empty() && uid.is_none() => Ok(None),
-            (None, _) => Err(Usage(
+            (None, _) => Err(UsageError(
                 "--as-group and --as-uid are of a user: give --as USER as well (kubectl says: requesting \
                  impersonation without impersonating a user)"
                     .to_owned(),
@@ -73,7 +73,7 @@ impl ReachArgs {
     ///
     /// # Errors
     /// There is none of them, or a context of the service account was named.
-    fn endpoint(&self) -> Result<Endpoint, Usage> {
+    fn endpoint(&self) -> Result<Endpoint, UsageError> {
         let context = self.context.clone();
         if let Some(path) = self.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty()) {
             return Ok(Endpoint::Kubeconfig { path, context });
@@ -81,14 +81,14 @@ impl ReachArgs {
         if env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
             return match context {
                 None => Ok(Endpoint::InCluster),
-                Some(context) => Err(Usage(format!(
+                Some(context) => Err(UsageError(format!(
                     "--context {context}: a pod's service account has no contexts; give --kubeconfig as well"
                 ))),
             };
         }
         let home = env::home_dir().map(|home| home.join(".kube/config")).filter(|path| path.exists());
         home.map(|path| Endpoint::Kubeconfig { path, context }).ok_or_else(|| {
-            Usage("no cluster to ask: there is no ~/.kube/config; give --kubeconfig".to_owned())
+            UsageError("no cluster to ask: there is no ~/.kube/config; give --kubeconfig".to_owned())
         })
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::Usage;
+use super::UsageError;
 use crate::model::plain::in_plain_words;
 
 /// More than any claim or state has.
@@ -46,13 +46,13 @@ impl Document {
     }
 
     /// What is wrong with it, after its name.
-    pub fn wrong(&self, what: impl std::fmt::Display) -> Usage {
-        Usage(format!("{}: {what}", self.named()))
+    pub fn wrong(&self, what: impl std::fmt::Display) -> UsageError {
+        UsageError(format!("{}: {what}", self.named()))
     }
 
     /// # Errors
     /// The object does not fit the type; says which field.
-    pub fn typed<K: DeserializeOwned>(&self) -> Result<K, Usage> {
+    pub fn typed<K: DeserializeOwned>(&self) -> Result<K, UsageError> {
         typed(&self.value).map_err(|words| self.wrong(words))
     }
 }
@@ -110,7 +110,7 @@ fn lacking(value: &Value, known: &Value, at: &str, unknown: &mut Vec<String>) {
 ///
 /// # Errors
 /// It cannot be read, or is no text.
-pub fn input(path: &Path) -> Result<(String, String), Usage> {
+pub fn input(path: &Path) -> Result<(String, String), UsageError> {
     match path.as_os_str().to_str() {
         Some("-") => Ok((limited(io::stdin().lock(), STANDARD_INPUT)?, STANDARD_INPUT.to_owned())),
         _ => Ok((read(path)?, path.display().to_string())),
@@ -121,21 +121,21 @@ pub fn input(path: &Path) -> Result<(String, String), Usage> {
 ///
 /// # Errors
 /// As [`input`].
-pub fn read(path: &Path) -> Result<String, Usage> {
+pub fn read(path: &Path) -> Result<String, UsageError> {
     let name = path.display().to_string();
     let file = std::fs::File::open(path).map_err(|error| unreadable(&name, &error))?;
     limited(file, &name)
 }
 
-fn limited(from: impl Read, name: &str) -> Result<String, Usage> {
+fn limited(from: impl Read, name: &str) -> Result<String, UsageError> {
     let mut bytes = Vec::new();
     let read = from.take(INPUT_BYTES_MAX + 1).read_to_end(&mut bytes);
     if read.map_err(|error| unreadable(name, &error))? as u64 > INPUT_BYTES_MAX {
-        return Err(Usage(format!(
+        return Err(UsageError(format!(
             "{name} is larger than {INPUT_BYTES_MAX} bytes: it is neither a claim, a pod nor a state"
         )));
     }
-    text(bytes).map_err(|what| Usage(format!("{name} {what}")))
+    text(bytes).map_err(|what| UsageError(format!("{name} {what}")))
 }
 
 /// The text of a file without the mark that some editors put first.
@@ -150,8 +150,8 @@ fn text(bytes: Vec<u8>) -> Result<String, &'static str> {
 }
 
 /// Why a file cannot be read.
-pub fn unreadable(name: &str, error: &io::Error) -> Usage {
-    Usage(match error.kind() {
+pub fn unreadable(name: &str, error: &io::Error) -> UsageError {
+    UsageError(match error.kind() {
         ErrorKind::NotFound => format!("the path {name:?} does not exist"),
         ErrorKind::IsADirectory => format!("{name} is a folder; give a file"),
         ErrorKind::InvalidData => format!("{name} is not a text file (UTF-8)"),
@@ -174,7 +174,7 @@ pub fn cause(error: &io::Error) -> String {
 ///
 /// # Errors
 /// It is neither; says where.
-pub fn parse(text: &str, from: &str) -> Result<Value, Usage> {
+pub fn parse(text: &str, from: &str) -> Result<Value, UsageError> {
     if text.trim_start().starts_with('{') {
         return json(text, from);
     }
@@ -183,12 +183,13 @@ pub fn parse(text: &str, from: &str) -> Result<Value, Usage> {
     serde_saphyr::from_str_with_options(text, options).map_err(|error| no_yaml(text, from, &error))
 }
 
-fn json(text: &str, from: &str) -> Result<Value, Usage> {
-    serde_json::from_str(text)
-        .map_err(|error| Usage(format!("{from} is not valid JSON: {}", in_plain_words(&error.to_string()))))
+fn json(text: &str, from: &str) -> Result<Value, UsageError> {
+    serde_json::from_str(text).map_err(|error| {
+        UsageError(format!("{from} is not valid JSON: {}", in_plain_words(&error.to_string())))
+    })
 }
 
-fn no_yaml(text: &str, from: &str, error: &serde_saphyr::Error) -> Usage {
+fn no_yaml(text: &str, from: &str, error: &serde_saphyr::Error) -> UsageError {
     let words = error.without_snippet().render_with_formatter(&serde_saphyr::UserMessageFormatter);
     let line =
         error.location().and_then(|at| text.lines().nth(usize::try_from(at.line()).ok()?.checked_sub(1)?));
@@ -199,14 +200,14 @@ fn no_yaml(text: &str, from: &str, error: &serde_saphyr::Error) -> Usage {
         let line: String = line.trim().chars().take(LINE_CHARS_MAX).collect();
         format!(", in the line {line:?}{advice}")
     });
-    Usage(format!("{from} is not valid YAML: {words}{shown}"))
+    UsageError(format!("{from} is not valid YAML: {words}{shown}"))
 }
 
 /// The objects of a file: one of JSON, or YAML documents; those of a List one by one.
 ///
 /// # Errors
 /// It is neither, or one of its documents is no object of Kubernetes; says which, or where.
-pub fn documents(text: &str, from: &str) -> Result<Vec<Document>, Usage> {
+pub fn documents(text: &str, from: &str) -> Result<Vec<Document>, UsageError> {
     let values = if text.trim_start().starts_with('{') {
         vec![json(text, from)?]
     } else {
@@ -216,7 +217,7 @@ pub fn documents(text: &str, from: &str) -> Result<Vec<Document>, Usage> {
     };
     let values: Vec<Value> = values.into_iter().filter(|value| !value.is_null()).collect();
     if values.is_empty() {
-        return Err(Usage(match (from, text.trim().is_empty()) {
+        return Err(UsageError(match (from, text.trim().is_empty()) {
             (STANDARD_INPUT, true) => "nothing came on standard input".to_owned(),
             (_, true) => format!("{from} is empty"),
             (_, false) => format!("there is no object in {from}"),
@@ -244,12 +245,12 @@ pub fn documents(text: &str, from: &str) -> Result<Vec<Document>, Usage> {
 }
 
 impl Document {
-    fn is_an_object(&self) -> Result<(), Usage> {
+    fn is_an_object(&self) -> Result<(), UsageError> {
         let place = &self.place;
         let is = match &self.value {
             Value::Object(_) if !self.kind().is_empty() => return Ok(()),
             Value::Object(_) => {
-                return Err(Usage(format!(
+                return Err(UsageError(format!(
                     "{place}: kind is missing; an object of Kubernetes begins with apiVersion and kind"
                 )));
             }
@@ -258,7 +259,7 @@ impl Document {
             Value::Number(_) => "a number",
             Value::Bool(_) | Value::Null => "a word",
         };
-        Err(Usage(format!(
+        Err(UsageError(format!(
             "{place} is {is}, not an object of Kubernetes, which begins with apiVersion and kind"
         )))
     }
@@ -269,7 +270,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn words<T: std::fmt::Debug>(result: Result<T, Usage>) -> String {
+    fn words<T: std::fmt::Debug>(result: Result<T, UsageError>) -> String {
         result.unwrap_err().to_string()
     }
 

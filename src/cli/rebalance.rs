@@ -16,15 +16,15 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::as_controller::AsControllerArgs;
-use super::explain::site::Site;
+use super::explain::site::ClusterSite;
 use super::reach::{ReachArgs, for_people, told};
 use super::top::map::{Map, map};
-use super::top::{Look, look_of_output};
-use super::{EXIT_REFUSED, Usage, output, print, settings};
+use super::top::{PictureStyle, look_of_output};
+use super::{EXIT_REFUSED, UsageError, output, print, settings};
 use crate::allocate::Placement;
 use crate::cluster::KubeCluster;
 use crate::controller::explain::may_not;
-use crate::controller::explain::rebalance::{Help, Waits, rebalance};
+use crate::controller::explain::rebalance::{Help, HelpedUnit, rebalance};
 use crate::controller::moves::Proposed;
 
 #[derive(Debug, Clone, Args)]
@@ -39,7 +39,7 @@ pub struct RebalanceArgs {
     pub namespace: Option<String>,
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "map")]
-    pub output: Output,
+    pub output: RebalanceOutput,
     /// Evict the pods, after a question: needs the right to create pods/eviction. PodDisruptionBudgets are kept.
     #[arg(long)]
     pub apply: bool,
@@ -56,7 +56,7 @@ pub struct RebalanceArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum RebalanceOutput {
     /// Sentences, and the nodes in question as maps of their GPUs, before and after.
     Map,
     /// Everything.
@@ -67,14 +67,14 @@ pub enum Output {
 
 /// What waits, what would help it, and the nodes in question.
 #[derive(Debug)]
-pub struct Report {
-    pub waits: Vec<Waits>,
+pub struct RebalanceReport {
+    pub waits: Vec<HelpedUnit>,
     pub before: Map,
     pub after: Map,
 }
 
-impl Report {
-    pub fn proposed(&self) -> impl Iterator<Item = (&Waits, &Proposed)> {
+impl RebalanceReport {
+    pub fn proposed(&self) -> impl Iterator<Item = (&HelpedUnit, &Proposed)> {
         self.waits.iter().filter_map(|one| match &one.help {
             Help::Moves(found) => Some((one, found)),
             Help::Fits | Help::None(_) | Help::Spent(_) | Help::Later => None,
@@ -98,9 +98,10 @@ impl Report {
 /// Looks, prints, and acts if it is told to; the exit code.
 ///
 /// # Errors
-/// What was given means nothing ([`Usage`]), the caller may not look, or the API server does not answer.
+/// What was given means nothing ([`UsageError`]), the caller may not look, or the API server does not answer.
 pub async fn run(args: RebalanceArgs) -> anyhow::Result<u8> {
-    let timeout = settings::interval(&args.timeout).map_err(|words| Usage(format!("--timeout {words}")))?;
+    let timeout =
+        settings::interval(&args.timeout).map_err(|words| UsageError(format!("--timeout {words}")))?;
     let cluster = args.reach.connect().await?;
     let report = look(&cluster, &args).await.map_err(|error| told(&cluster, error))?;
     print(text(&report, &args, look_of_output())?.as_bytes())?;
@@ -114,11 +115,11 @@ pub async fn run(args: RebalanceArgs) -> anyhow::Result<u8> {
 ///
 /// # Errors
 /// It cannot be written as YAML.
-pub fn text(report: &Report, args: &RebalanceArgs, look: Look) -> anyhow::Result<String> {
+pub fn text(report: &RebalanceReport, args: &RebalanceArgs, look: PictureStyle) -> anyhow::Result<String> {
     Ok(match args.output {
-        Output::Json => output::json(&report.json())?,
-        Output::Yaml => output::yaml(&report.json())?,
-        Output::Map => draw::draw(report, args.apply, look),
+        RebalanceOutput::Json => output::json(&report.json())?,
+        RebalanceOutput::Yaml => output::yaml(&report.json())?,
+        RebalanceOutput::Map => draw::draw(report, args.apply, look),
     })
 }
 
@@ -126,10 +127,10 @@ pub fn text(report: &Report, args: &RebalanceArgs, look: Look) -> anyhow::Result
 ///
 /// # Errors
 /// As [`run`].
-pub async fn look(cluster: &KubeCluster, args: &RebalanceArgs) -> anyhow::Result<Report> {
+pub async fn look(cluster: &KubeCluster, args: &RebalanceArgs) -> anyhow::Result<RebalanceReport> {
     let namespace = args.namespace.clone().filter(|namespace| !namespace.is_empty());
     let listed = namespace.clone().unwrap_or_else(|| cluster.default_namespace());
-    let site = Site::read(cluster, (&args.controller, args.controller.rules()), &listed, None).await;
+    let site = ClusterSite::read(cluster, (&args.controller, args.controller.rules()), &listed, None).await;
     let mut site = site.map_err(for_people)?;
     if let denied @ [_, ..] = site.listing.denied() {
         anyhow::bail!("{}: who could move is not known", may_not(denied));
@@ -138,10 +139,10 @@ pub async fn look(cluster: &KubeCluster, args: &RebalanceArgs) -> anyhow::Result
     let waits = rebalance(&mut site.core, &site.listing, namespace.as_deref());
     let all = map(&seen.slices, &seen.claims);
     let (before, after) = after::maps(&all, &waits);
-    Ok(Report { waits, before, after })
+    Ok(RebalanceReport { waits, before, after })
 }
 
-fn waits(one: &Waits) -> Value {
+fn waits(one: &HelpedUnit) -> Value {
     let names = one.pods.iter().zip(&one.claims);
     let pods = names
         .map(|(pod, claims)| json!({"namespace": pod.namespace, "name": pod.name, "claims": claims}))

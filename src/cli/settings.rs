@@ -18,7 +18,7 @@ use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::DaemonScope;
 use crate::mps::config::{MpsSettings, Timing};
 use crate::node::config::{
-    HostPaths, NodeLabels, NodeSettings, OpenDescriptors, Pod, Roots, Watchdog, WatchdogAction,
+    HostPaths, NodeLabels, NodeSettings, OpenDescriptors, OwnPod, Roots, Watchdog, WatchdogAction,
 };
 use crate::ops::addresses::{Addresses, SOCKET};
 use crate::ops::logs::{self, Format};
@@ -299,9 +299,9 @@ impl Reader {
         NodeName::new(name)
     }
 
-    fn pod(&mut self, namespace: Option<String>, name: Option<String>) -> Option<Pod> {
+    fn pod(&mut self, namespace: Option<String>, name: Option<String>) -> Option<OwnPod> {
         match (namespace, name) {
-            (Some(namespace), Some(name)) => Some(Pod { namespace, name }),
+            (Some(namespace), Some(name)) => Some(OwnPod { namespace, name }),
             (None, None) => None,
             (Some(_), None) => {
                 self.mistake("--pod-name", "is missing although --pod-namespace is given; give both or none");

@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use super::reading::{cause, unreadable};
-use super::{Usage, output};
+use super::{UsageError, output};
 use profiles::Profiles;
 use replay::{Scheduler, Series};
-use report::Report;
+use report::SimulationReport;
 use trace::Trace;
 
 #[derive(Debug, Clone, Args)]
@@ -55,7 +55,7 @@ pub struct SimulateArgs {
     pub seeds: u32,
     /// How to print it.
     #[arg(short, long, value_enum, default_value = "table")]
-    pub output: Output,
+    pub output: SimulateOutput,
     /// Print one JSON object per policy and line.
     #[arg(long, conflicts_with = "output")]
     pub json: bool,
@@ -71,7 +71,7 @@ pub struct SimulateArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum SimulateOutput {
     /// For people.
     #[value(alias = "text")]
     Table,
@@ -88,18 +88,20 @@ const LOAD_MAX: f64 = 10.0;
 /// Replays and prints.
 ///
 /// # Errors
-/// A file or an argument is not what it should be ([`Usage`]), or an output cannot be written.
+/// A file or an argument is not what it should be ([`UsageError`]), or an output cannot be written.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     if args.bench {
         return Ok(super::print(bench::run(args.json).as_bytes())?);
     }
     let schedulers = schedulers(args.policy.as_deref())?;
     if !(args.load > 0.0 && args.load <= LOAD_MAX) {
-        return Err(Usage(format!("--load {}: write a number above 0, up to {LOAD_MAX}", args.load)).into());
+        return Err(
+            UsageError(format!("--load {}: write a number above 0, up to {LOAD_MAX}", args.load)).into()
+        );
     }
     let trace = read(args)?;
     let all = schedulers.iter().map(|scheduler| replay_all(&trace, *scheduler, args)).collect();
-    let report = Report { pods: set(args), load: args.load, all };
+    let report = SimulationReport { pods: set(args), load: args.load, all };
     if let Some(path) = &args.csv {
         write(path, &report.csv())?;
     }
@@ -107,18 +109,18 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
         write(path, &plot::svg(&report))?;
     }
     let text = match args.output {
-        Output::Table if args.json => report.json_lines(),
-        Output::Table => report.text(),
-        Output::Json => output::json(&report.document())?,
-        Output::Yaml => output::yaml(&report.document())?,
+        SimulateOutput::Table if args.json => report.json_lines(),
+        SimulateOutput::Table => report.text(),
+        SimulateOutput::Json => output::json(&report.document())?,
+        SimulateOutput::Yaml => output::yaml(&report.document())?,
     };
     Ok(super::print(text.as_bytes())?)
 }
 
-fn schedulers(name: Option<&str>) -> Result<Vec<Scheduler>, Usage> {
+fn schedulers(name: Option<&str>) -> Result<Vec<Scheduler>, UsageError> {
     match name {
         None => Ok(Scheduler::all()),
-        Some(name) => Ok(vec![name.parse().map_err(|words| Usage(format!("--policy: {words}")))?]),
+        Some(name) => Ok(vec![name.parse().map_err(|words| UsageError(format!("--policy: {words}")))?]),
     }
 }
 
@@ -126,30 +128,31 @@ fn read(args: &SimulateArgs) -> anyhow::Result<Trace> {
     let text = |path: &Path| {
         let name = path.display().to_string();
         let text = fs::read_to_string(path).map_err(|error| unreadable(&name, &error))?;
-        Ok::<_, Usage>((name, text))
+        Ok::<_, UsageError>((name, text))
     };
     let (Some(nodes), Some(pods)) = (&args.nodes, &args.pods) else {
-        return Err(Usage("--nodes and --pods are needed".to_owned()).into());
+        return Err(UsageError("--nodes and --pods are needed".to_owned()).into());
     };
     let profiles = match &args.mig_profiles {
         None => Profiles::default(),
         Some(path) => {
             let (name, text) = text(path)?;
-            Profiles::read(&name, &text).map_err(|bad| Usage(bad.to_string()))?
+            Profiles::read(&name, &text).map_err(|bad| UsageError(bad.to_string()))?
         }
     };
     let ((nodes_name, nodes), (pods_name, pods)) = (text(nodes)?, text(pods)?);
     let trace = Trace {
-        nodes: trace::nodes(&nodes_name, &nodes, &profiles).map_err(|bad| Usage(bad.to_string()))?,
-        pods: trace::pods(&pods_name, &pods).map_err(|bad| Usage(bad.to_string()))?,
+        nodes: trace::nodes(&nodes_name, &nodes, &profiles).map_err(|bad| UsageError(bad.to_string()))?,
+        pods: trace::pods(&pods_name, &pods).map_err(|bad| UsageError(bad.to_string()))?,
     };
     if trace.capacity_milli() == 0 {
-        return Err(Usage(format!("{nodes_name} has no GPU")).into());
+        return Err(UsageError(format!("{nodes_name} has no GPU")).into());
     }
     if trace.pods.iter().all(|pod| pod.milli() == 0) {
-        return Err(
-            Usage(format!("{pods_name} has no pod that asks for a GPU: no load is ever reached")).into()
-        );
+        return Err(UsageError(format!(
+            "{pods_name} has no pod that asks for a GPU: no load is ever reached"
+        ))
+        .into());
     }
     Ok(trace)
 }

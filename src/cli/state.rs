@@ -15,14 +15,14 @@ use crate::supervisor::protocol::DaemonState;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeState {
-    pub node: Node,
+    pub node: NodeIdentity,
     pub inventory: Inventory,
-    pub discovery: Looks,
+    pub discovery: DiscoveryLooks,
     pub slices: Published,
     #[serde(rename = "ailments")]
     pub device_faults: Vec<DeviceFault>,
     pub kubelet: Kubelet,
-    pub claims: Vec<Holder>,
+    pub claims: Vec<RecordedClaim>,
     /// MPS daemons, while claims need them.
     pub mps: Vec<DaemonState>,
     pub toolkit: Toolkit,
@@ -51,7 +51,7 @@ pub struct MigModeOn {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Node {
+pub struct NodeIdentity {
     pub name: String,
     pub version: String,
     pub commit: String,
@@ -60,7 +60,7 @@ pub struct Node {
 /// How discovery is doing.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Looks {
+pub struct DiscoveryLooks {
     pub failures_in_a_row: u32,
     pub last_look_seconds_ago: Option<f64>,
     pub last_error: Option<String>,
@@ -104,7 +104,7 @@ pub struct Kubelet {
 
 /// A claim with a ledger record.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Holder {
+pub struct RecordedClaim {
     /// `Applying(<step>)`, `Ready` or `Releasing`.
     pub phase: String,
     pub intent: Intent,

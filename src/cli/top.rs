@@ -17,9 +17,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::reach::{ReachArgs, for_people, told};
-use super::{Usage, output, print};
+use super::{UsageError, output, print};
 use crate::cluster::{CallError, KubeCluster, PAGE_BYTES_MAX};
-pub use draw::Look;
+pub use draw::PictureStyle;
 use map::Map;
 use used::Uses;
 
@@ -51,7 +51,7 @@ pub struct TopArgs {
     pub namespace: Option<String>,
     /// How to show it.
     #[arg(short, long, value_enum, default_value = "map")]
-    pub output: Output,
+    pub output: TopOutput,
     /// Show what is used as well, as the node plugins measure it: needs the right to get pods/proxy in their namespace.
     #[arg(long = "use", value_name = "true|false", num_args = 0..=1, require_equals = true,
           default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
@@ -64,7 +64,7 @@ pub struct TopArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum TopOutput {
     /// A bar for each GPU.
     Map,
     /// A row for each pod, once.
@@ -82,12 +82,12 @@ pub enum Output {
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
     let interval = args.interval;
     if !interval.is_finite() || interval < INTERVAL_MIN_S {
-        anyhow::bail!(Usage(format!(
+        anyhow::bail!(UsageError(format!(
             "--interval {interval}: write a number of seconds, at least {INTERVAL_MIN_S}"
         )));
     }
     let cluster = args.reach.connect().await?;
-    let live = !args.once && args.output == Output::Map && stdout().is_terminal();
+    let live = !args.once && args.output == TopOutput::Map && stdout().is_terminal();
     let shape = look_of_output;
     let mut picture = look(&cluster, &args, shape()).await.map_err(|error| told(&cluster, error))?;
     if !live {
@@ -108,7 +108,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The API server does not answer, or does not let the caller look; or nothing is published for the node that was named.
-pub async fn look(cluster: &KubeCluster, args: &TopArgs, shape: Look) -> anyhow::Result<String> {
+pub async fn look(cluster: &KubeCluster, args: &TopArgs, shape: PictureStyle) -> anyhow::Result<String> {
     let (seen, namespaces) = tokio::join!(cluster.survey(), cluster.namespaces());
     let seen = seen.map_err(for_people)?;
     let mut map = map::map(&seen.slices, &seen.claims);
@@ -142,10 +142,10 @@ pub async fn look(cluster: &KubeCluster, args: &TopArgs, shape: Look) -> anyhow:
         add_use(cluster, args, &mut map).await;
     }
     Ok(match args.output {
-        Output::Json => output::json(&map)?,
-        Output::Yaml => output::yaml(&map)?,
-        Output::Map => draw::draw(&map, shape),
-        Output::Table => draw::table(&map),
+        TopOutput::Json => output::json(&map)?,
+        TopOutput::Yaml => output::yaml(&map)?,
+        TopOutput::Map => draw::draw(&map, shape),
+        TopOutput::Table => draw::table(&map),
     })
 }
 
@@ -241,12 +241,12 @@ fn listed(nodes: &[String]) -> String {
 }
 
 /// As a picture may look where it is printed once.
-pub fn look_of_output() -> Look {
-    Look { width: width(), reverse: reverse() }
+pub fn look_of_output() -> PictureStyle {
+    PictureStyle { width: width(), reverse: reverse() }
 }
 
 /// A map as it is shown.
-pub fn drawn(map: &Map, look: Look) -> String {
+pub fn drawn(map: &Map, look: PictureStyle) -> String {
     draw::draw(map, look)
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::events::{self, ReportingInstance};
 use super::feed::{Which, list};
-use super::guarded::{Known, Misfit, read};
+use super::guarded::{Misfit, ReadKind, read};
 use super::reader::{self, PAGES_MAX, Page, ReadError};
 use super::{CALL_LIMIT, CallError, ClaimError, read_claim};
 use crate::model::claim::{AllocatedClaim, ClaimRef};
@@ -166,14 +166,14 @@ impl KubeCluster {
     /// The object of this name.
     pub(super) async fn get<K>(&self, namespace: &str, name: &str) -> Result<K, kube::Error>
     where
-        K: Known + Resource<Scope = NamespaceResourceScope>,
+        K: ReadKind + Resource<Scope = NamespaceResourceScope>,
     {
         let get = asked::<K>(namespace).get(name, &GetParams::default());
         self.ask(get).await
     }
 
     /// The object that a request is answered with.
-    pub(super) async fn ask<K: Known>(
+    pub(super) async fn ask<K: ReadKind>(
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Result<K, kube::Error> {
@@ -214,7 +214,7 @@ impl KubeCluster {
     }
 
     /// Goes through a list, page by page, each within `limit`.
-    pub(super) async fn each_object<K: Known>(
+    pub(super) async fn each_object<K: ReadKind>(
         &self,
         which: &Which,
         limit: Duration,
@@ -250,7 +250,7 @@ fn client(config: &Config) -> Result<Client, ConnectError> {
 /// Requests for objects of a namespace.
 pub(super) fn asked<K>(namespace: &str) -> kube::core::Request
 where
-    K: Known + Resource<Scope = NamespaceResourceScope>,
+    K: ReadKind + Resource<Scope = NamespaceResourceScope>,
 {
     kube::core::Request::new(K::url_path(&(), Some(namespace)))
 }

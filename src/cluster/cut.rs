@@ -32,7 +32,7 @@ pub(super) struct Piece {
 
 /// What a part of the body brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum StreamPart {
     /// Nothing that is complete: the next part is needed.
     Nothing,
     /// One object of the list, or one event of the watch.
@@ -42,7 +42,7 @@ pub(super) enum Found {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CutState {
     /// Events of a watch, one behind the other, without an end.
     Events,
     Event,
@@ -60,7 +60,7 @@ enum State {
 
 #[derive(Debug)]
 pub(super) struct Cutter {
-    state: State,
+    state: CutState,
     name: Vec<u8>,
     taker: Taker,
 }
@@ -68,28 +68,28 @@ pub(super) struct Cutter {
 impl Cutter {
     /// `{"metadata": …, "items": [ … ]}`, in any order.
     pub fn list() -> Self {
-        Self { state: State::Before, name: Vec::new(), taker: Taker::default() }
+        Self { state: CutState::Before, name: Vec::new(), taker: Taker::default() }
     }
 
     /// `{"type": …, "object": …}`, again and again.
     pub fn watch() -> Self {
-        Self { state: State::Events, ..Self::list() }
+        Self { state: CutState::Events, ..Self::list() }
     }
 
     /// The body may end here.
     pub fn may_end(&self) -> bool {
-        matches!(self.state, State::Done | State::Events)
+        matches!(self.state, CutState::Done | CutState::Events)
     }
 
     /// Takes from `part`, until something is complete. Tells how many bytes were taken.
     ///
     /// # Errors
     /// It is neither a list nor a watch's events: nothing further can be told apart.
-    pub fn take(&mut self, part: &[u8]) -> Result<(usize, Found), Garbled> {
+    pub fn take(&mut self, part: &[u8]) -> Result<(usize, StreamPart), Garbled> {
         let mut at = 0;
         while let Some(byte) = part.get(at) {
             match self.state {
-                State::Event | State::Item | State::Field | State::Name => {
+                CutState::Event | CutState::Item | CutState::Field | CutState::Name => {
                     let (used, complete) = self.taker.take(&part[at..]);
                     at += used;
                     if complete && let Some(found) = self.completed() {
@@ -104,18 +104,20 @@ impl Cutter {
                 }
             }
         }
-        Ok((at, Found::Nothing))
+        Ok((at, StreamPart::Nothing))
     }
 
-    fn completed(&mut self) -> Option<Found> {
+    fn completed(&mut self) -> Option<StreamPart> {
         let piece = self.taker.end();
         let (next, found) = match self.state {
-            State::Event => (State::Events, Some(Found::Object(piece))),
-            State::Item => (State::Items, Some(Found::Object(piece))),
-            State::Field => (State::Fields, Some(Found::Field(std::mem::take(&mut self.name), piece))),
+            CutState::Event => (CutState::Events, Some(StreamPart::Object(piece))),
+            CutState::Item => (CutState::Items, Some(StreamPart::Object(piece))),
+            CutState::Field => {
+                (CutState::Fields, Some(StreamPart::Field(std::mem::take(&mut self.name), piece)))
+            }
             _ => {
                 self.name = piece.bytes;
-                (State::Colon, None)
+                (CutState::Colon, None)
             }
         };
         self.state = next;
@@ -126,28 +128,28 @@ impl Cutter {
     fn between(&mut self, byte: u8) -> Result<(), Garbled> {
         let garbled = |expected| Err(Garbled { expected, found: byte });
         match (self.state, byte) {
-            (State::Events, b'{') => self.begin(State::Event, byte, OBJECT_BYTES_MAX),
-            (State::Events, _) => return garbled("an event"),
-            (State::Before, b'{') => self.state = State::Fields,
-            (State::Before, _) => return garbled("a list"),
-            (State::Fields, b',') => {}
-            (State::Fields, b'"') => self.begin(State::Name, byte, NAME_BYTES_MAX),
-            (State::Fields, b'}') => self.state = State::Done,
-            (State::Fields, _) => return garbled("a field of the list"),
-            (State::Colon, b':') => self.state = State::Value,
-            (State::Colon, _) => return garbled("a colon after a field's name"),
-            (State::Value, b'[') if self.name == b"\"items\"" => self.state = State::Items,
-            (State::Value, _) => self.begin(State::Field, byte, FIELD_BYTES_MAX),
-            (State::Items, b',') => {}
-            (State::Items, b'{') => self.begin(State::Item, byte, OBJECT_BYTES_MAX),
-            (State::Items, b']') => self.state = State::Fields,
-            (State::Items, _) => return garbled("an object of the list"),
+            (CutState::Events, b'{') => self.begin(CutState::Event, byte, OBJECT_BYTES_MAX),
+            (CutState::Events, _) => return garbled("an event"),
+            (CutState::Before, b'{') => self.state = CutState::Fields,
+            (CutState::Before, _) => return garbled("a list"),
+            (CutState::Fields, b',') => {}
+            (CutState::Fields, b'"') => self.begin(CutState::Name, byte, NAME_BYTES_MAX),
+            (CutState::Fields, b'}') => self.state = CutState::Done,
+            (CutState::Fields, _) => return garbled("a field of the list"),
+            (CutState::Colon, b':') => self.state = CutState::Value,
+            (CutState::Colon, _) => return garbled("a colon after a field's name"),
+            (CutState::Value, b'[') if self.name == b"\"items\"" => self.state = CutState::Items,
+            (CutState::Value, _) => self.begin(CutState::Field, byte, FIELD_BYTES_MAX),
+            (CutState::Items, b',') => {}
+            (CutState::Items, b'{') => self.begin(CutState::Item, byte, OBJECT_BYTES_MAX),
+            (CutState::Items, b']') => self.state = CutState::Fields,
+            (CutState::Items, _) => return garbled("an object of the list"),
             (_, _) => return garbled("the end of the list"),
         }
         Ok(())
     }
 
-    fn begin(&mut self, state: State, first: u8, limit: usize) {
+    fn begin(&mut self, state: CutState, first: u8, limit: usize) {
         self.state = state;
         self.taker = Taker::of(first, limit);
     }
@@ -229,13 +231,13 @@ mod tests {
     use super::*;
 
     /// What is found in a body that arrives in parts of so many bytes.
-    fn cut(mut cutter: Cutter, body: &[u8], bytes: usize) -> Result<(Vec<Found>, Cutter), Garbled> {
+    fn cut(mut cutter: Cutter, body: &[u8], bytes: usize) -> Result<(Vec<StreamPart>, Cutter), Garbled> {
         let mut all = Vec::new();
         for mut part in body.chunks(bytes) {
             while !part.is_empty() {
                 let (used, found) = cutter.take(part)?;
                 part = &part[used..];
-                if found != Found::Nothing {
+                if found != StreamPart::Nothing {
                     all.push(found);
                 }
             }
@@ -243,12 +245,12 @@ mod tests {
         Ok((all, cutter))
     }
 
-    fn object(bytes: &[u8]) -> Found {
-        Found::Object(Piece { bytes: bytes.to_vec(), whole: true })
+    fn object(bytes: &[u8]) -> StreamPart {
+        StreamPart::Object(Piece { bytes: bytes.to_vec(), whole: true })
     }
 
-    fn field(name: &str, bytes: &str) -> Found {
-        Found::Field(name.as_bytes().to_vec(), Piece { bytes: bytes.into(), whole: true })
+    fn field(name: &str, bytes: &str) -> StreamPart {
+        StreamPart::Field(name.as_bytes().to_vec(), Piece { bytes: bytes.into(), whole: true })
     }
 
     #[test]
@@ -279,7 +281,10 @@ mod tests {
     fn lists_without_objects_are_lists() {
         for body in ["{\"items\":[]}", "{\"items\":null}", "{}"] {
             let (found, cutter) = cut(Cutter::list(), body.as_bytes(), 2).unwrap();
-            assert!(cutter.may_end() && !found.iter().any(|one| matches!(one, Found::Object(_))), "{body}");
+            assert!(
+                cutter.may_end() && !found.iter().any(|one| matches!(one, StreamPart::Object(_))),
+                "{body}"
+            );
         }
     }
 
@@ -297,7 +302,7 @@ mod tests {
         let fat = [b"{\"a\":\"".as_slice(), &vec![b'x'; OBJECT_BYTES_MAX], b"\"}"].concat();
         let body = [b"{\"items\":[".as_slice(), &fat, b",{\"b\":1}]}"].concat();
         let (found, cutter) = cut(Cutter::list(), &body, 1 << 16).unwrap();
-        let [Found::Object(first), second] = &found[..] else { panic!("{} found", found.len()) };
+        let [StreamPart::Object(first), second] = &found[..] else { panic!("{} found", found.len()) };
         assert!(!first.whole && first.bytes[..] == fat[..OBJECT_BYTES_MAX]);
         assert_eq!(*second, object(b"{\"b\":1}"));
         assert!(cutter.may_end());

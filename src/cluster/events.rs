@@ -41,7 +41,7 @@ impl From<&NodeName> for ReportingInstance {
 
 /// What an event is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub enum EventSubject {
     Claim(ClaimRef),
     Pod { namespace: String, name: String, uid: String },
 }
@@ -49,7 +49,7 @@ pub enum Subject {
 /// What an event says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    pub subject: Subject,
+    pub subject: EventSubject,
     pub severity: Severity,
     /// One word in CamelCase, e.g. `PrepareFailed`.
     pub reason: &'static str,
@@ -67,11 +67,11 @@ pub enum Severity {
 #[derive(Debug, Clone)]
 pub struct Events {
     queue: mpsc::Sender<Note>,
-    counts: Arc<Counts>,
+    counts: Arc<EventCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct EventCounts {
     posted: AtomicU64,
     dropped: AtomicU64,
     failed: AtomicU64,
@@ -113,7 +113,7 @@ pub(super) fn queue(
     limit: Duration,
 ) -> (Events, impl Future<Output = ()> + Send + use<>) {
     let (sender, mut receiver) = mpsc::channel(QUEUE_CAPACITY);
-    let counts = Arc::new(Counts::default());
+    let counts = Arc::new(EventCounts::default());
     let events = Events { queue: sender, counts: Arc::clone(&counts) };
     let task = async move {
         while let Some(note) = receiver.recv().await {
@@ -160,12 +160,12 @@ fn event(note: &Note, reporter: &ReportingInstance, now: Timestamp) -> Event {
     }
 }
 
-fn involved(subject: &Subject) -> ObjectReference {
+fn involved(subject: &EventSubject) -> ObjectReference {
     let (api_version, kind, namespace, name, uid) = match subject {
-        Subject::Claim(claim) => {
+        EventSubject::Claim(claim) => {
             ("resource.k8s.io/v1", "ResourceClaim", &claim.namespace, &claim.name, claim.uid.as_str())
         }
-        Subject::Pod { namespace, name, uid } => ("v1", "Pod", namespace, name, uid.as_str()),
+        EventSubject::Pod { namespace, name, uid } => ("v1", "Pod", namespace, name, uid.as_str()),
     };
     ObjectReference {
         api_version: Some(api_version.to_owned()),

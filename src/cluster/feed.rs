@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::KubeCluster;
 use super::bind_requests::BindRequest;
-use super::guarded::{Known, Misfit, read};
+use super::guarded::{Misfit, ReadKind, read};
 use super::pod_groups::{
     Kai, KubernetesV1Alpha2, KubernetesV1Alpha3, KubernetesV1Beta1, Of, PodGroup, PodGroupApi, Served,
     Volcano, of_any,
@@ -209,7 +209,7 @@ struct Follower<K> {
     due: VecDeque<WatchEvent<K>>,
 }
 
-impl<K: Known> Follower<K> {
+impl<K: ReadKind> Follower<K> {
     fn new(client: Client, which: Which) -> Self {
         let due = VecDeque::new();
         Self { client, which, may_lack: Lack::Nothing, listed: false, at: Position::Anew, failures: 0, due }
@@ -345,7 +345,7 @@ async fn rest(failures: u32) {
 }
 
 /// A page of a list, the first if `next` is empty.
-pub(super) fn list<K: Known>(which: &Which, next: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
+pub(super) fn list<K: ReadKind>(which: &Which, next: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let mut params = ListParams::default().limit(PAGE);
     params.field_selector = which.selector();
     if !next.is_empty() {
@@ -355,7 +355,7 @@ pub(super) fn list<K: Known>(which: &Which, next: &str) -> Result<http::Request<
     request.map_err(kube::Error::BuildRequest)
 }
 
-fn watch<K: Known>(which: &Which, version: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
+fn watch<K: ReadKind>(which: &Which, version: &str) -> Result<http::Request<Vec<u8>>, kube::Error> {
     let mut params = WatchParams::default().timeout(u32::try_from(WATCH.as_secs()).unwrap_or(u32::MAX));
     params.field_selector = which.selector();
     let request = kube::core::Request::new(K::url_path(&(), which.namespace())).watch(&params, version);

@@ -21,7 +21,7 @@ use crate::model::error_chain;
 use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY, MOVABLE, OPT_IN_LABEL};
 
 /// A kind that is read here.
-pub(super) trait Known:
+pub(super) trait ReadKind:
     Metadata<Ty = ObjectMeta> + Resource<DynamicType = ()> + DeserializeOwned + Default + Send + 'static
 {
     /// What is wanted.
@@ -69,7 +69,7 @@ const VOLUME: Keep = Keep::Only(&[
     ("ephemeral", Keep::Only(&[])),
 ]);
 
-impl Known for ResourceClaim {
+impl ReadKind for ResourceClaim {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", METADATA),
         ("spec", Keep::Except(&[("devices", Keep::Except(&[("config", CONFIG)]))])),
@@ -100,7 +100,7 @@ const DEVICES: Keep = Keep::Only(&[(
     ]),
 )]);
 
-impl Known for Pod {
+impl ReadKind for Pod {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", METADATA),
         (
@@ -116,7 +116,7 @@ impl Known for Pod {
     ]);
 }
 
-impl Known for Node {
+impl ReadKind for Node {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", Keep::Except(&[("annotations", Keep::Nothing), ("managedFields", Keep::Nothing)])),
         ("spec", Keep::All),
@@ -146,12 +146,12 @@ const OF_NAMESPACE: Keep = Keep::Only(&[(
     ]),
 )]);
 
-impl Known for Namespace {
+impl ReadKind for Namespace {
     const KEEP: Keep = OF_NAMESPACE;
     const LEAST: Keep = OF_NAMESPACE;
 }
 
-impl Known for BindRequest {
+impl ReadKind for BindRequest {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", BARE),
         (
@@ -169,7 +169,7 @@ impl Known for BindRequest {
     const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }
 
-impl<S: Served> Known for Of<S> {
+impl<S: Served> ReadKind for Of<S> {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", BARE),
         (
@@ -195,7 +195,7 @@ impl<S: Served> Known for Of<S> {
 }
 
 /// Which pods it is about, and how many of them may go.
-impl Known for PodDisruptionBudget {
+impl ReadKind for PodDisruptionBudget {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", BARE),
         ("spec", Keep::Only(&[("selector", Keep::All)])),
@@ -213,7 +213,7 @@ impl Known for PodDisruptionBudget {
 }
 
 /// Whose it is, and from where it can be reached: there may be tens of thousands.
-impl Known for PersistentVolume {
+impl ReadKind for PersistentVolume {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", BARE),
         (
@@ -228,19 +228,19 @@ impl Known for PersistentVolume {
     const LEAST: Keep = Keep::Only(&[("metadata", BARE)]);
 }
 
-impl Known for ResourceSlice {
+impl ReadKind for ResourceSlice {
     const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
 }
 
-impl Known for DeviceClass {
+impl ReadKind for DeviceClass {
     const KEEP: Keep = Keep::Only(&[("metadata", METADATA), ("spec", Keep::Except(&[("config", CONFIG)]))]);
 }
 
-impl Known for DeviceTaintRule {
+impl ReadKind for DeviceTaintRule {
     const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
 }
 
-impl Known for ResourceClaimTemplate {
+impl ReadKind for ResourceClaimTemplate {
     const KEEP: Keep = Keep::Only(&[
         ("metadata", METADATA),
         (
@@ -250,11 +250,11 @@ impl Known for ResourceClaimTemplate {
     ]);
 }
 
-impl Known for ResourceQuota {
+impl ReadKind for ResourceQuota {
     const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
 }
 
-impl Known for Event {
+impl ReadKind for Event {
     const KEEP: Keep = Keep::Except(&[("metadata", METADATA)]);
 }
 
@@ -265,27 +265,27 @@ const WORKLOAD: Keep = Keep::Only(&[
     ("status", Keep::Only(&[("conditions", Keep::All)])),
 ]);
 
-impl Known for Deployment {
+impl ReadKind for Deployment {
     const KEEP: Keep = WORKLOAD;
 }
 
-impl Known for ReplicaSet {
+impl ReadKind for ReplicaSet {
     const KEEP: Keep = WORKLOAD;
 }
 
-impl Known for StatefulSet {
+impl ReadKind for StatefulSet {
     const KEEP: Keep = WORKLOAD;
 }
 
-impl Known for DaemonSet {
+impl ReadKind for DaemonSet {
     const KEEP: Keep = WORKLOAD;
 }
 
-impl Known for Job {
+impl ReadKind for Job {
     const KEEP: Keep = WORKLOAD;
 }
 
-impl Known for CronJob {
+impl ReadKind for CronJob {
     const KEEP: Keep = WORKLOAD;
 }
 
@@ -297,7 +297,7 @@ pub(super) struct Misfit<K> {
     pub problem: String,
 }
 
-pub(super) fn read<K: Known>(piece: &Piece) -> Result<K, Misfit<K>> {
+pub(super) fn read<K: ReadKind>(piece: &Piece) -> Result<K, Misfit<K>> {
     let problem = if piece.whole {
         match parse(&piece.bytes, K::KEEP) {
             Ok(object) => return Ok(object),
@@ -316,7 +316,7 @@ fn parse<K: DeserializeOwned>(object: &[u8], keep: Keep) -> Result<K, String> {
 }
 
 /// An object of which nothing but its name is known, if that.
-fn named<K: Known>(object: &[u8]) -> K {
+fn named<K: ReadKind>(object: &[u8]) -> K {
     let mut rest = K::default();
     let [metadata] = fields(object, ["metadata"]);
     let bare = metadata.and_then(|metadata| parse::<ObjectMeta>(metadata, BARE).ok());

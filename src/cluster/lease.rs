@@ -33,7 +33,7 @@ pub struct StoredLease {
 
 /// Who is to hold it from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
+pub struct LeaseHolder {
     /// None: given up.
     pub identity: Option<String>,
     pub duration: Duration,
@@ -54,7 +54,7 @@ impl KubeCluster {
         &self,
         at: &LeaseName,
         seen: Option<&StoredLease>,
-        holder: &Holder,
+        holder: &LeaseHolder,
     ) -> Result<StoredLease, CallError> {
         let now = MicroTime(Timestamp::now());
         let same = seen.is_some_and(|seen| seen.holder == holder.identity);

@@ -16,7 +16,7 @@ use kube::core::NamespaceResourceScope;
 use super::client::{KubeCluster, call};
 use super::error::CallError;
 use super::feed::Which;
-use super::guarded::{Known, Misfit};
+use super::guarded::{Misfit, ReadKind};
 
 /// The longest that a page may take.
 const PAGE_LIMIT: Duration = Duration::from_secs(20);
@@ -81,7 +81,7 @@ pub struct Workload {
 
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct ToldEvent {
     /// Of type Warning.
     pub is_warning: bool,
     pub reason: String,
@@ -112,9 +112,9 @@ impl KubeCluster {
     ///
     /// # Errors
     /// As [`KubeCluster::quotas`].
-    pub async fn told_of(&self, namespace: &str, uid: &str) -> Result<Vec<Told>, CallError> {
+    pub async fn told_of(&self, namespace: &str, uid: &str) -> Result<Vec<ToldEvent>, CallError> {
         let events: Vec<Event> = self.listed(namespace, &format!("involvedObject.uid={uid}")).await?;
-        let mut told: Vec<Told> = events.into_iter().map(told).collect();
+        let mut told: Vec<ToldEvent> = events.into_iter().map(told).collect();
         told.sort_by_key(|one| one.at);
         Ok(told)
     }
@@ -192,13 +192,13 @@ impl KubeCluster {
 
     async fn one<K>(&self, namespace: &str, name: &str) -> Result<K, CallError>
     where
-        K: Known + Resource<Scope = NamespaceResourceScope>,
+        K: ReadKind + Resource<Scope = NamespaceResourceScope>,
     {
         let what = || format!("GET {} {namespace}/{name}", K::plural(&()));
         call(self.limit(), what, self.get(namespace, name)).await
     }
 
-    async fn listed<K: Known>(&self, namespace: &str, fields: &str) -> Result<Vec<K>, CallError> {
+    async fn listed<K: ReadKind>(&self, namespace: &str, fields: &str) -> Result<Vec<K>, CallError> {
         let mut all = Vec::new();
         let which = Which::In { namespace: namespace.to_owned(), fields: fields.to_owned() };
         let what = || format!("LIST {} of namespace {namespace}", K::plural(&()));
@@ -212,12 +212,12 @@ impl KubeCluster {
     }
 }
 
-fn told(event: Event) -> Told {
+fn told(event: Event) -> ToldEvent {
     let series = event.series.and_then(|series| series.last_observed_time).map(|time| time.0);
     let last = event.last_timestamp.map(|time| time.0);
     let first = event.event_time.map(|time| time.0);
     let made = event.metadata.creation_timestamp.map(|time| time.0);
-    Told {
+    ToldEvent {
         is_warning: event.type_.as_deref() == Some("Warning"),
         reason: event.reason.unwrap_or_default(),
         message: event.message.unwrap_or_default(),

@@ -58,7 +58,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 
 pub use client::{ConnectError, Endpoint, Impersonation, KubeCluster};
 pub use error::{CallError, ClaimError, ClaimState};
-pub use lookups::{Told, Workload, WorkloadKind};
+pub use lookups::{ToldEvent, Workload, WorkloadKind};
 pub use node::{LABEL_MANAGER, NodeCluster};
 pub use proxied::{NodePage, NodePlugin, PAGE_BYTES_MAX};
 pub use survey::{Denied, Survey};

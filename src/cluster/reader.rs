@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::Error as _;
 use thiserror::Error;
 
-use super::cut::{Cutter, Found, OBJECT_BYTES_MAX, Piece};
-use super::guarded::{Known, read};
+use super::cut::{Cutter, OBJECT_BYTES_MAX, Piece, StreamPart};
+use super::guarded::{ReadKind, read};
 use super::sieve::{Keep, fields, sieve};
 
 /// Objects that are asked for at once; more come in further pages.
@@ -79,7 +79,7 @@ struct Pieces {
 
 impl Pieces {
     /// None: the body has ended where it may.
-    async fn next(&mut self) -> Result<Option<Found>, ReadError> {
+    async fn next(&mut self) -> Result<Option<StreamPart>, ReadError> {
         // To the body's own end: before that the connection serves nobody else.
         loop {
             let part = tokio::time::timeout(self.silence, self.body.fill_buf()).await;
@@ -89,7 +89,7 @@ impl Pieces {
             }
             let (used, found) = self.cutter.take(part)?;
             self.body.as_mut().consume(used);
-            if found != Found::Nothing {
+            if found != StreamPart::Nothing {
                 return Ok(Some(found));
             }
         }
@@ -129,12 +129,12 @@ impl Page {
     pub async fn next(&mut self) -> Result<Option<Piece>, ReadError> {
         while let Some(found) = self.pieces.next().await? {
             match found {
-                Found::Object(piece) => return Ok(Some(piece)),
-                Found::Field(name, value) if name == b"\"metadata\"" => {
+                StreamPart::Object(piece) => return Ok(Some(piece)),
+                StreamPart::Field(name, value) if name == b"\"metadata\"" => {
                     let about = serde_json::from_slice(&value.bytes);
                     self.about = about.map_err(kube::Error::SerdeError)?;
                 }
-                Found::Field(..) | Found::Nothing => {}
+                StreamPart::Field(..) | StreamPart::Nothing => {}
             }
         }
         Ok(None)
@@ -173,7 +173,7 @@ impl Watch {
     /// None: the API server has ended it, as it does after a while.
     pub async fn next(&mut self) -> Result<Option<WatchItem>, ReadError> {
         while let Some(found) = self.pieces.next().await? {
-            let Found::Object(event) = found else { continue };
+            let StreamPart::Object(event) = found else { continue };
             if let Some(watch_item) = watch_item(event)? {
                 return Ok(Some(watch_item));
             }
@@ -211,7 +211,10 @@ pub(super) fn version_of(object: &[u8]) -> Option<String> {
 ///
 /// # Errors
 /// The request's own, or `SerdeError`: the object does not fit.
-pub(super) async fn object<K: Known>(client: &Client, request: Request<Vec<u8>>) -> Result<K, kube::Error> {
+pub(super) async fn object<K: ReadKind>(
+    client: &Client,
+    request: Request<Vec<u8>>,
+) -> Result<K, kube::Error> {
     let misfit = |problem| kube::Error::SerdeError(serde_json::Error::custom(problem));
     read(&answer(client, request).await?).map_err(|one| misfit(one.problem))
 }

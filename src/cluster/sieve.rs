@@ -36,7 +36,7 @@ pub(super) enum Keep {
 
 /// Why nothing of it goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub(super) enum Unfit {
+pub(super) enum SieveError {
     #[error("it is not valid JSON from byte {0} on")]
     NoJson(usize),
     #[error("it is nested more than {DEPTH_MAX} levels deep")]
@@ -47,7 +47,7 @@ pub(super) enum Unfit {
 ///
 /// # Errors
 /// It is no JSON where it had to be understood, or nests too deep there.
-pub(super) fn sieve(object: &[u8], keep: Keep) -> Result<Vec<u8>, Unfit> {
+pub(super) fn sieve(object: &[u8], keep: Keep) -> Result<Vec<u8>, SieveError> {
     let mut out = Vec::with_capacity(object.len().min(4096));
     let mut from = Scanner { bytes: object, at: 0 };
     copy(&mut from, keep, 0, &mut out)?;
@@ -75,9 +75,9 @@ pub(super) fn fields<'a, const N: usize>(object: &'a [u8], names: [&str; N]) -> 
     found
 }
 
-fn copy(from: &mut Scanner<'_>, keep: Keep, depth: usize, out: &mut Vec<u8>) -> Result<(), Unfit> {
+fn copy(from: &mut Scanner<'_>, keep: Keep, depth: usize, out: &mut Vec<u8>) -> Result<(), SieveError> {
     if depth > DEPTH_MAX {
-        return Err(Unfit::Deep);
+        return Err(SieveError::Deep);
     }
     match from.peek()? {
         b'{' => copy_object(from, keep, depth, out),
@@ -113,7 +113,12 @@ fn copy(from: &mut Scanner<'_>, keep: Keep, depth: usize, out: &mut Vec<u8>) -> 
     }
 }
 
-fn copy_object(from: &mut Scanner<'_>, keep: Keep, depth: usize, out: &mut Vec<u8>) -> Result<(), Unfit> {
+fn copy_object(
+    from: &mut Scanner<'_>,
+    keep: Keep,
+    depth: usize,
+    out: &mut Vec<u8>,
+) -> Result<(), SieveError> {
     if let Keep::Ours | Keep::Opaque = keep {
         return copy_of_driver(from, keep, depth, out);
     }
@@ -149,7 +154,12 @@ fn put_name(name: &[u8], out: &mut Vec<u8>) {
 }
 
 /// An object that belongs to a driver. Nothing is written of one that is not to go on.
-fn copy_of_driver(from: &mut Scanner<'_>, keep: Keep, depth: usize, out: &mut Vec<u8>) -> Result<(), Unfit> {
+fn copy_of_driver(
+    from: &mut Scanner<'_>,
+    keep: Keep,
+    depth: usize,
+    out: &mut Vec<u8>,
+) -> Result<(), SieveError> {
     let start = from.at;
     from.skip()?;
     let object = &from.bytes[start..from.at];
@@ -172,7 +182,7 @@ fn copy_of_driver(from: &mut Scanner<'_>, keep: Keep, depth: usize, out: &mut Ve
     }
 }
 
-fn copy_slice(value: &[u8], depth: usize, out: &mut Vec<u8>) -> Result<(), Unfit> {
+fn copy_slice(value: &[u8], depth: usize, out: &mut Vec<u8>) -> Result<(), SieveError> {
     copy(&mut Scanner { bytes: value, at: 0 }, Keep::All, depth, out)
 }
 
@@ -276,12 +286,12 @@ struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    fn wrong(&self) -> Unfit {
-        Unfit::NoJson(self.at)
+    fn wrong(&self) -> SieveError {
+        SieveError::NoJson(self.at)
     }
 
     /// The next byte that is no white space, which is not taken.
-    fn peek(&mut self) -> Result<u8, Unfit> {
+    fn peek(&mut self) -> Result<u8, SieveError> {
         let white = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
         while self.bytes.get(self.at).is_some_and(white) {
             self.at += 1;
@@ -289,7 +299,7 @@ impl<'a> Scanner<'a> {
         self.bytes.get(self.at).copied().ok_or(self.wrong())
     }
 
-    fn take(&mut self, byte: u8) -> Result<(), Unfit> {
+    fn take(&mut self, byte: u8) -> Result<(), SieveError> {
         if self.peek()? != byte {
             return Err(self.wrong());
         }
@@ -298,7 +308,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// What stands between the quotes.
-    fn text(&mut self) -> Result<&'a [u8], Unfit> {
+    fn text(&mut self) -> Result<&'a [u8], SieveError> {
         self.take(b'"')?;
         let start = self.at;
         loop {
@@ -315,7 +325,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// A number, true, false or null.
-    fn plain(&mut self) -> Result<&'a [u8], Unfit> {
+    fn plain(&mut self) -> Result<&'a [u8], SieveError> {
         let rest = &self.bytes[self.at..];
         let belongs = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
         let length = rest.iter().position(|byte| !belongs(byte)).unwrap_or(rest.len());
@@ -327,7 +337,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Goes past a value, however deep it is: it is not understood, only its end is found.
-    fn skip(&mut self) -> Result<(), Unfit> {
+    fn skip(&mut self) -> Result<(), SieveError> {
         if !matches!(self.peek()?, b'{' | b'[' | b'"') {
             return self.plain().map(drop);
         }
@@ -354,8 +364,8 @@ impl<'a> Scanner<'a> {
     /// Goes through an object; `each` is told a field's name and must go past its value.
     fn each_field(
         &mut self,
-        mut each: impl FnMut(&'a [u8], &mut Self) -> Result<(), Unfit>,
-    ) -> Result<(), Unfit> {
+        mut each: impl FnMut(&'a [u8], &mut Self) -> Result<(), SieveError>,
+    ) -> Result<(), SieveError> {
         self.between(b'{', b'}', |from| {
             let name = from.text()?;
             from.take(b':')?;
@@ -364,7 +374,10 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    fn each_element(&mut self, each: impl FnMut(&mut Self) -> Result<(), Unfit>) -> Result<(), Unfit> {
+    fn each_element(
+        &mut self,
+        each: impl FnMut(&mut Self) -> Result<(), SieveError>,
+    ) -> Result<(), SieveError> {
         self.between(b'[', b']', each)
     }
 
@@ -372,8 +385,8 @@ impl<'a> Scanner<'a> {
         &mut self,
         open: u8,
         close: u8,
-        mut each: impl FnMut(&mut Self) -> Result<(), Unfit>,
-    ) -> Result<(), Unfit> {
+        mut each: impl FnMut(&mut Self) -> Result<(), SieveError>,
+    ) -> Result<(), SieveError> {
         self.take(open)?;
         if self.peek()? == close {
             self.at += 1;
@@ -489,9 +502,9 @@ mod tests {
     fn what_nests_too_deep_or_is_no_json_is_told() {
         let deep = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
         assert!(sieve(&deep(DEPTH_MAX + 1), Keep::All).is_ok());
-        assert_eq!(sieve(&deep(DEPTH_MAX + 2), Keep::All), Err(Unfit::Deep));
+        assert_eq!(sieve(&deep(DEPTH_MAX + 2), Keep::All), Err(SieveError::Deep));
         for text in ["", "{", "{\"a\"}", "[1 2]", "{\"a\":}", "\"", "[}", "{\"a\":\"\\"] {
-            assert!(matches!(sieve(text.as_bytes(), Keep::All), Err(Unfit::NoJson(_))), "{text}");
+            assert!(matches!(sieve(text.as_bytes(), Keep::All), Err(SieveError::NoJson(_))), "{text}");
         }
     }
 

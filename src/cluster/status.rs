@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::CallError;
 use super::client::{asked, call};
-use super::events::Subject;
+use super::events::EventSubject;
 use super::node::NodeCluster;
 use crate::model::claim::ClaimRef;
 use crate::model::names::{DRIVER, NodeName};
@@ -38,8 +38,8 @@ pub trait ClaimReports: Send + Sync + 'static {
 /// What is there already.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reported {
-    /// The pods that the claim is reserved for: [`Subject::Pod`].
-    pub pods: Vec<Subject>,
+    /// The pods that the claim is reserved for: [`EventSubject::Pod`].
+    pub pods: Vec<EventSubject>,
     /// Entries of our driver.
     pub entries: Vec<AllocatedDeviceStatus>,
 }
@@ -155,7 +155,7 @@ fn read(claim: &ClaimRef, object: ResourceClaim) -> Result<Reported, ReportError
     let users = status.and_then(|status| status.reserved_for.as_ref()).into_iter().flatten();
     let pods = users
         .filter(|user| user.resource == "pods" && user.api_group.as_deref().unwrap_or_default().is_empty())
-        .map(|user| Subject::Pod {
+        .map(|user| EventSubject::Pod {
             namespace: claim.namespace.clone(),
             name: user.name.clone(),
             uid: user.uid.clone(),

@@ -12,7 +12,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim
 use super::client::{KubeCluster, call};
 use super::error::CallError;
 use super::feed::{Change, LIVE_PODS, WatchEvent, Which, seen};
-use super::guarded::{Known, Misfit};
+use super::guarded::{Misfit, ReadKind};
 use super::pod_groups::{
     Kai, KubernetesV1Alpha2, KubernetesV1Alpha3, KubernetesV1Beta1, PodGroupApi, Served, Volcano, of_any,
 };
@@ -42,7 +42,7 @@ impl std::fmt::Display for Denied {
     }
 }
 
-fn or_denied<K: Known>(listed: Result<(), CallError>) -> Result<Option<Denied>, CallError> {
+fn or_denied<K: ReadKind>(listed: Result<(), CallError>) -> Result<Option<Denied>, CallError> {
     match listed {
         Ok(()) => Ok(None),
         Err(CallError::Forbidden { .. }) => Ok(Some(Denied::of::<K>())),
@@ -77,7 +77,7 @@ impl KubeCluster {
     }
 
     /// Of one that does not fit what can be read: its name, and of a claim the devices that it names.
-    async fn all<K: Known>(&self, which: Which) -> Result<Vec<K>, CallError> {
+    async fn all<K: ReadKind>(&self, which: Which) -> Result<Vec<K>, CallError> {
         let mut all = Vec::new();
         let what = || format!("LIST {}", K::plural(&()));
         let add = |object: Result<K, Misfit<K>>| all.push(object.unwrap_or_else(|misfit| misfit.rest));
@@ -186,7 +186,7 @@ impl KubeCluster {
         Ok(())
     }
 
-    async fn through<K: Known>(
+    async fn through<K: ReadKind>(
         &self,
         which: Which,
         mut each: impl FnMut(WatchEvent<K>),

@@ -40,13 +40,13 @@ impl EventBacklog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::events::{Severity, Subject};
+    use crate::cluster::events::{EventSubject, Severity};
 
     const NOW: Moment = Duration::from_secs(100);
 
     fn notes(count: usize) -> Vec<Note> {
         let note = |nth: usize| Note {
-            subject: Subject::Pod { namespace: "ml".into(), name: format!("p{nth}"), uid: "u".into() },
+            subject: EventSubject::Pod { namespace: "ml".into(), name: format!("p{nth}"), uid: "u".into() },
             severity: Severity::Normal,
             reason: "GpuSharePlaced",
             message: nth.to_string(),

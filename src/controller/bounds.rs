@@ -136,12 +136,12 @@ fn beginning(text: &str) -> String {
 
 /// What claims have, or are to have, of which namespace.
 #[derive(Debug, Default)]
-pub struct Usage {
+pub struct NamespaceUsage {
     claims: BTreeMap<ClaimKey, (String, Amounts)>,
     namespaces: BTreeMap<String, Amounts>,
 }
 
-impl Usage {
+impl NamespaceUsage {
     /// A claim has so much now. `namespace`: its own, as far as it is still known.
     pub fn set(&mut self, claim: ClaimKey, namespace: Option<&str>, now: Amounts) {
         let before = self.claims.remove(&claim);
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn claims_are_summed_by_namespace_until_they_have_nothing() {
-        let (mut usage, mut keys) = (Usage::default(), ClaimKeys::default());
+        let (mut usage, mut keys) = (NamespaceUsage::default(), ClaimKeys::default());
         let [a, b, c] = [(); 3].map(|()| keys.issue());
         usage.set(a, Some("ml"), amounts(1000, 1));
         usage.set(b, Some("ml"), amounts(500, 2));

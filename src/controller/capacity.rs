@@ -8,14 +8,14 @@ use crate::allocate::victims::Closed;
 use crate::allocate::{
     Division, GpuGrant, GpuSpec, Index, MigBoard, NodeSpec, Placement, PlacementKey, ShareRoom, Unknown,
 };
-use crate::controller::bounds::Usage;
+use crate::controller::bounds::NamespaceUsage;
 use crate::controller::view::{GpuRef, NodeState};
 use crate::feasible::{Node, Resources};
 use crate::model::claim::ClaimKey;
 use crate::model::names::{DeviceName, NodeName};
 use crate::model::quantity::Bytes;
 use crate::model::share::{DaemonScope, Extent};
-use crate::slices::{MigParts, Parts};
+use crate::slices::{BoardParts, MigParts};
 
 #[derive(Debug, Default)]
 pub struct Capacity {
@@ -24,7 +24,7 @@ pub struct Capacity {
     grants: BTreeMap<GpuRef, BTreeMap<ClaimKey, GpuGrant>>,
     of_claims: BTreeMap<ClaimKey, Vec<GpuRef>>,
     /// What the claims of each namespace have, or are to have.
-    pub usage: Usage,
+    pub usage: NamespaceUsage,
     rooms: NodeRooms,
     /// Closed for other reasons than those of [`Self::is_grouped`].
     closed: BTreeMap<GpuRef, bool>,
@@ -448,17 +448,17 @@ fn apply(index: &mut Index, claim: ClaimKey, gpu: &GpuRef, grant: &GpuGrant) {
 }
 
 fn gpus(state: &NodeState) -> Vec<GpuSpec> {
-    let spec = |gpu: &Arc<crate::controller::view::Gpu>| {
+    let spec = |gpu: &Arc<crate::controller::view::PublishedGpu>| {
         let one = &gpu.grantable;
         let division = match &one.parts {
-            Parts::Shares(shares) => Division::Shares(ShareRoom {
+            BoardParts::Shares(shares) => Division::Shares(ShareRoom {
                 memory: shares.memory,
                 slots: shares.slots,
                 processes_per_slot: shares.processes_per_slot,
                 isolation: shares.isolation,
                 daemon: shares.daemon,
             }),
-            Parts::Mig(MigParts { board, given_whole, .. }) => Division::Mig(MigBoard {
+            BoardParts::Mig(MigParts { board, given_whole, .. }) => Division::Mig(MigBoard {
                 given_whole: *given_whole,
                 profiles: board.profiles.as_slice().into(),
                 foreign: board.taken(),

@@ -13,7 +13,7 @@ pub const POLICY: &str = "tranche.dev/policy";
 
 /// A class of ours, as far as it matters here.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Class {
+pub struct OurClass {
     pub config: Vec<DeviceClassConfiguration>,
     /// CEL, all must hold beside those of the claim.
     pub selectors: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Class {
     pub movable: bool,
 }
 
-impl Class {
+impl OurClass {
     pub fn of(object: &DeviceClass) -> Self {
         let annotations = object.metadata.annotations.as_ref();
         Self {
@@ -37,16 +37,16 @@ impl Class {
 
 /// By name. shared.gpu.nvidia.com is always among them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OurClasses(BTreeMap<String, Class>);
+pub struct OurClasses(BTreeMap<String, OurClass>);
 
 impl Default for OurClasses {
     fn default() -> Self {
-        Self(BTreeMap::from([(SHARED_CLASS.to_owned(), Class::default())]))
+        Self(BTreeMap::from([(SHARED_CLASS.to_owned(), OurClass::default())]))
     }
 }
 
 impl OurClasses {
-    pub fn get(&self, name: &str) -> Option<&Class> {
+    pub fn get(&self, name: &str) -> Option<&OurClass> {
         self.0.get(name)
     }
 
@@ -59,7 +59,7 @@ impl OurClasses {
     }
 
     /// True if it is another than before.
-    pub fn set(&mut self, name: &str, class: Class) -> bool {
+    pub fn set(&mut self, name: &str, class: OurClass) -> bool {
         if self.get(name) == Some(&class) {
             return false;
         }
@@ -70,14 +70,14 @@ impl OurClasses {
     /// True if it was there. The shipped class loses what it said.
     pub fn remove(&mut self, name: &str) -> bool {
         match name {
-            SHARED_CLASS => self.set(name, Class::default()),
+            SHARED_CLASS => self.set(name, OurClass::default()),
             name => self.0.remove(name).is_some(),
         }
     }
 
     /// Those of a claim that are ours, each once, in the order of its requests.
-    pub fn of<'a>(&'a self, claim: &'a DeviceClaim) -> Vec<(&'a str, &'a Class)> {
-        let mut found: Vec<(&str, &Class)> = Vec::new();
+    pub fn of<'a>(&'a self, claim: &'a DeviceClaim) -> Vec<(&'a str, &'a OurClass)> {
+        let mut found: Vec<(&str, &OurClass)> = Vec::new();
         for name in names(claim) {
             if let Some(class) = self.get(name).filter(|_| !found.iter().any(|(known, _)| *known == name)) {
                 found.push((name, class));

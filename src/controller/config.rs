@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::admission::ShareClasses;
 use crate::allocate::Policy;
 use crate::cluster::makers::MakerKind;
-use crate::controller::holds::Pace;
+use crate::controller::holds::HoldPace;
 use crate::controller::queue::Patience;
 use crate::ops::addresses::Addresses;
 
@@ -79,7 +79,7 @@ impl Default for Consolidation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
     pub policy: Policy,
-    pub holds: Pace,
+    pub holds: HoldPace,
     pub patience: Patience,
     /// Schedulers that put every pod into a PodGroup: nothing is placed for a pod of theirs before its group is known.
     pub grouping_schedulers: Vec<String>,
@@ -101,7 +101,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             policy: Policy::Pack,
-            holds: Pace::default(),
+            holds: HoldPace::default(),
             patience: Patience::default(),
             grouping_schedulers: GROUPING.iter().map(|name| (*name).to_owned()).collect(),
             never_hold: Vec::new(),

@@ -33,7 +33,7 @@ use crate::controller::core::Core;
 use crate::controller::gang::Minimum;
 use crate::controller::queue::UnitKey;
 use crate::controller::recorder::{Reason, gathering, obstacle_words};
-use crate::controller::steps::moving::{Search, Whose, suggestion};
+use crate::controller::steps::moving::{MoveSearch, MoverFilter, suggestion};
 use crate::controller::view::{Asks, Claim, GpuRef, Pod, Use};
 use crate::controller::wants::wants;
 use crate::model::claim::ClaimKey;
@@ -42,7 +42,7 @@ use crate::params::GrantedDevice;
 
 use before::{goes_first, holdups, kept};
 pub use listing::Listing;
-pub use nodes::{Kind, Verdict};
+pub use nodes::{NodeObstacle, ObstacleKind};
 pub use preemption::Preemption;
 
 /// When the decision is made, the lists having come at 0: a gang without a size is complete by then.
@@ -98,9 +98,9 @@ pub struct User {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     /// It has its share.
-    Placed { place: Place, remarks: Vec<String> },
+    Placed { place: ClaimPlace, remarks: Vec<String> },
     /// There is room now: what is still to happen first.
-    Would { place: Place, holdups: Vec<String> },
+    Would { place: ClaimPlace, holdups: Vec<String> },
     /// There is no place, or something else is to come first.
     Waits {
         because: Because,
@@ -114,29 +114,29 @@ pub enum Answer {
         /// Whether pods of lower priority end for it. None: it does not wait for room, or has the lowest priority.
         preemption: Option<Preemption>,
         /// Each node, if it is for want of room.
-        nodes: Vec<(NodeName, Verdict)>,
+        nodes: Vec<(NodeName, NodeObstacle)>,
     },
     /// It can never be placed as it is: why, with the field's path.
     Refused { words: String },
     /// It is not to be placed: the controller keeps a GPU for shares with it.
-    Hold { place: Option<Place>, words: String },
+    Hold { place: Option<ClaimPlace>, words: String },
     /// Somebody else allocates it.
-    NotOurs { place: Option<Place>, words: String },
+    NotOurs { place: Option<ClaimPlace>, words: String },
     /// kube-scheduler has room for it now, on one of these nodes.
     Open { nodes: Vec<NodeName>, words: String },
 }
 
 /// Where a claim is, or would be.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Place {
+pub struct ClaimPlace {
     /// None: usable on several nodes.
     pub node: Option<NodeName>,
-    pub devices: Vec<Part>,
+    pub devices: Vec<ClaimedDevice>,
 }
 
 /// A claim's part of a device of our driver.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct ClaimedDevice {
     pub gpu: GpuRef,
     pub how: How,
 }
@@ -206,7 +206,7 @@ struct NoPlace {
     words: String,
     moves: Option<String>,
     preemption: Option<Preemption>,
-    nodes: Vec<(NodeName, Verdict)>,
+    nodes: Vec<(NodeName, NodeObstacle)>,
 }
 
 /// What the turn of a pod, or of its gang, came to.
@@ -218,7 +218,7 @@ struct Turned {
 
 /// What was found out of pods before their claims are told of.
 #[derive(Default)]
-struct Looked {
+struct PodFindings {
     turns: BTreeMap<PodUid, Turned>,
     /// Of those that wait for a whole GPU of kube-scheduler's.
     whole: BTreeMap<PodUid, Preemption>,
@@ -241,11 +241,11 @@ pub fn explain(core: &mut Core, listing: &Listing, subjects: &[Subject], at: Tim
         Subject::Claim(_) => None,
     });
     let looked = match listing.denied() {
-        [] => Looked {
+        [] => PodFindings {
             whole: preemption::for_whole(core, pods.iter().chain(by_limits)),
             turns: take_turns(core, listing, &pods),
         },
-        _ => Looked::default(),
+        _ => PodFindings::default(),
     };
     let one = |subject: &Subject| match subject {
         Subject::Claim(claim) => of_claim(core, listing, core.view.claim(*claim)?, &looked, at),
@@ -258,7 +258,7 @@ fn of_claim(
     core: &Core,
     listing: &Listing,
     claim: &Claim,
-    looked: &Looked,
+    looked: &PodFindings,
     at: Timestamp,
 ) -> Option<Explained> {
     let user = |pod: &Pod| User {
@@ -303,9 +303,9 @@ fn take_turns(core: &mut Core, listing: &Listing, pods: &BTreeSet<PodUid>) -> BT
         }
         let refused = outcome.err();
         let moves =
-            refused.as_ref().and_then(|_| match core.propose(&turn, Whose::Any, SEARCH_TICKS, TURN) {
-                Search::Found(found) => Some(suggestion(&found, None)),
-                Search::Nothing | Search::Spent => None,
+            refused.as_ref().and_then(|_| match core.propose(&turn, MoverFilter::Any, SEARCH_TICKS, TURN) {
+                MoveSearch::Found(found) => Some(suggestion(&found, None)),
+                MoveSearch::Nothing | MoveSearch::Spent => None,
             });
         let preemption =
             refused.as_ref().and_then(|refused| preemption::of_turn(core, &turn, refused.reason));
@@ -321,7 +321,7 @@ fn take_turns(core: &mut Core, listing: &Listing, pods: &BTreeSet<PodUid>) -> BT
     turned
 }
 
-fn answer(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked, at: Timestamp) -> Answer {
+fn answer(core: &Core, listing: &Listing, claim: &Claim, looked: &PodFindings, at: Timestamp) -> Answer {
     if !claim.is_shares() {
         return scheduler::not_ours(core, listing, claim, looked);
     }
@@ -357,11 +357,11 @@ fn answer(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked, at: Ti
     }
     if let Some(planned) = core.tracker.planned(claim.key) {
         let given = planned.given.iter().flat_map(|given| &given.devices);
-        let part = |device: &GrantedDevice| Part {
+        let part = |device: &GrantedDevice| ClaimedDevice {
             gpu: GpuRef::new(&planned.node, &device.device),
             how: How::Granted(device.clone()),
         };
-        let place = Place { node: Some(planned.node.clone()), devices: given.map(part).collect() };
+        let place = ClaimPlace { node: Some(planned.node.clone()), devices: given.map(part).collect() };
         let before =
             core.view.pods_of(claim).filter_map(|pod| looked.turns.get(&pod.at.uid)).map(|one| one.before);
         let mut holdups = holdups(core, &place, before.max().unwrap_or(0), at);
@@ -379,7 +379,7 @@ fn unplaced(
     core: &Core,
     listing: &Listing,
     (claim, spec): (&Claim, &DeviceClaim),
-    looked: &Looked,
+    looked: &PodFindings,
     at: Timestamp,
 ) -> Answer {
     let of_pods = core.view.pods_of(claim).filter_map(|pod| looked.turns.get(&pod.at.uid));
@@ -522,7 +522,7 @@ fn gated(listing: &Listing, pod: &Pod) -> Option<String> {
     ))
 }
 
-fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
+fn placed(listing: &Listing, claim: &Claim) -> Option<ClaimPlace> {
     let allocation = claim.allocation.as_ref()?;
     let scheduled = |gpu: &GpuRef| {
         let part = listing.part(gpu, claim.namespace(), claim.name());
@@ -533,7 +533,7 @@ fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
             false => How::Scheduled { memory_mib, compute },
         }
     };
-    let part = |(gpu, how): &(GpuRef, Use)| Part {
+    let part = |(gpu, how): &(GpuRef, Use)| ClaimedDevice {
         gpu: gpu.clone(),
         how: match how {
             Use::Share(granted) => How::Granted(granted.clone()),
@@ -542,11 +542,11 @@ fn placed(listing: &Listing, claim: &Claim) -> Option<Place> {
         },
     };
     let devices = allocation.uses.iter().filter(|(_, how)| !matches!(how, Use::Cut(_)));
-    Some(Place { node: allocation.node.clone(), devices: devices.map(part).collect() })
+    Some(ClaimPlace { node: allocation.node.clone(), devices: devices.map(part).collect() })
 }
 
 /// What is worth to be known of a place that the claim has.
-fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &Place) -> Vec<String> {
+fn remarks(core: &Core, listing: &Listing, claim: &Claim, place: &ClaimPlace) -> Vec<String> {
     let mut remarks = Vec::new();
     for part in place.devices.iter().filter(|part| core.holds.gpus.contested().contains(&part.gpu)) {
         let others = nodes::names(core, &part.gpu, |_, how| core.view.excludes_us(&part.gpu, how));

@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use crate::controller::view::GpuRef;
 
 #[derive(Debug, Default)]
-pub struct Gpus {
+pub struct NotedGpus {
     changed: BTreeSet<GpuRef>,
     contested: BTreeSet<GpuRef>,
     pinned: BTreeSet<GpuRef>,
 }
 
-impl Gpus {
+impl NotedGpus {
     /// Something has happened to the GPU.
     pub fn note(&mut self, gpus: impl IntoIterator<Item = GpuRef>) {
         self.changed.extend(gpus);

@@ -15,7 +15,7 @@ use crate::params::{GrantedDevice, ShareGrant};
 
 /// What one request was given.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Given {
+pub struct RequestGrant {
     pub request: RequestName,
     pub devices: Vec<GrantedDevice>,
     pub tolerations: Vec<DeviceToleration>,
@@ -30,8 +30,8 @@ pub struct Configs<'a> {
 
 impl Configs<'_> {
     /// Of each class, for the requests that are of it; where all are of one class, for all.
-    fn of_classes(&self, given: &[Given]) -> Vec<DeviceAllocationConfiguration> {
-        let class_of = |one: &Given| of_request(self.claim, &one.request);
+    fn of_classes(&self, given: &[RequestGrant]) -> Vec<DeviceAllocationConfiguration> {
+        let class_of = |one: &RequestGrant| of_request(self.claim, &one.request);
         let mut made = Vec::new();
         for (name, class) in self.classes.of(self.claim) {
             let meant = given.iter().filter(|one| class_of(one) == Some(name));
@@ -51,7 +51,7 @@ impl Configs<'_> {
 /// the API server keeps none.
 pub fn allocation(
     node: &NodeName,
-    given: &[Given],
+    given: &[RequestGrant],
     configs: Configs<'_>,
     mut ids: Option<&mut dyn FnMut() -> String>,
 ) -> AllocationResult {
@@ -98,7 +98,7 @@ pub fn hold(node: &NodeName, request: &str, device: &str) -> AllocationResult {
 
 fn result(
     node: &NodeName,
-    given: &Given,
+    given: &RequestGrant,
     device: &GrantedDevice,
     id: Option<String>,
 ) -> DeviceRequestAllocationResult {
@@ -124,7 +124,7 @@ fn result(
     }
 }
 
-fn grant(given: &Given) -> DeviceAllocationConfiguration {
+fn grant(given: &RequestGrant) -> DeviceAllocationConfiguration {
     let parameters = ShareGrant { devices: given.devices.clone() }.to_parameters();
     let opaque =
         OpaqueDeviceConfiguration { driver: DRIVER.to_owned(), parameters: RawExtension(parameters) };
@@ -156,12 +156,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controller::classes::Class;
+    use crate::controller::classes::OurClass;
     use crate::model::names::SHARED_CLASS;
     use crate::model::quantity::Bytes;
     use crate::model::share::{Isolation, Percent};
 
-    fn given() -> Given {
+    fn given() -> RequestGrant {
         let device = GrantedDevice {
             device: "gpu-3".into(),
             gpu: "GPU-3".into(),
@@ -171,7 +171,7 @@ mod tests {
             isolation: Isolation::Mps,
             extent: Extent::Part,
         };
-        Given { request: RequestName::new("gpu"), devices: vec![device], tolerations: vec![] }
+        RequestGrant { request: RequestName::new("gpu"), devices: vec![device], tolerations: vec![] }
     }
 
     fn claim() -> DeviceClaim {
@@ -187,7 +187,7 @@ mod tests {
         let config = json!([{"opaque": {"driver": DRIVER, "parameters": {"kind": "Class"}}}]);
         let mut classes = OurClasses::default();
         let config = serde_json::from_value(config).unwrap();
-        classes.set(SHARED_CLASS, Class { config, ..Class::default() });
+        classes.set(SHARED_CLASS, OurClass { config, ..OurClass::default() });
         let configs = Configs { claim: &claim(), classes: &classes };
         let made = allocation(&"a".into(), &[given()], configs, Some(&mut ids));
         assert_eq!(

@@ -10,7 +10,7 @@ use crate::model::names::{NodeName, PodUid};
 
 /// A pod that is bound to its node.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Holder {
+pub struct BoundPod {
     pub pod: PodUid,
     pub priority: i32,
     /// In seconds since 1970.
@@ -26,7 +26,7 @@ pub struct Holder {
     pub ends: Option<i64>,
 }
 
-impl Holder {
+impl BoundPod {
     pub fn has_shares(&self) -> bool {
         !self.shares.gpus.is_empty()
     }
@@ -39,7 +39,7 @@ impl Holder {
 
 #[derive(Debug, Default)]
 pub struct Holders {
-    nodes: BTreeMap<NodeName, Vec<Holder>>,
+    nodes: BTreeMap<NodeName, Vec<BoundPod>>,
     stale: BTreeSet<NodeName>,
     /// Grows whenever something may end that could not, or has a place that had none.
     version: u64,
@@ -68,14 +68,14 @@ impl Holders {
         std::mem::take(&mut self.stale)
     }
 
-    pub fn fill(&mut self, node: NodeName, holders: Vec<Holder>) {
+    pub fn fill(&mut self, node: NodeName, holders: Vec<BoundPod>) {
         match holders.is_empty() {
             true => drop(self.nodes.remove(&node)),
             false => drop(self.nodes.insert(node, holders)),
         }
     }
 
-    pub fn on(&self, node: &NodeName) -> &[Holder] {
+    pub fn on(&self, node: &NodeName) -> &[BoundPod] {
         self.nodes.get(node).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -94,12 +94,12 @@ impl Holders {
 
     /// Nodes where pods with shares are ending.
     pub fn ending(&self) -> impl Iterator<Item = &NodeName> {
-        let ends = |one: &Holder| one.ends.is_some() && one.has_shares();
+        let ends = |one: &BoundPod| one.ends.is_some() && one.has_shares();
         self.nodes.iter().filter(move |(_, holders)| holders.iter().any(ends)).map(|(node, _)| node)
     }
 
     /// All nodes, with the pods on them.
-    pub fn nodes(&self) -> impl Iterator<Item = (&NodeName, &[Holder])> {
+    pub fn nodes(&self) -> impl Iterator<Item = (&NodeName, &[BoundPod])> {
         self.nodes.iter().map(|(node, holders)| (node, holders.as_slice()))
     }
 }

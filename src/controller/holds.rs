@@ -31,12 +31,12 @@ use std::time::Duration;
 
 use crate::cluster::allocation::ClaimVersion;
 use crate::controller::Moment;
-use crate::controller::gpus::Gpus;
+use crate::controller::gpus::NotedGpus;
 use crate::controller::view::{GpuRef, Sought};
 use crate::model::claim::ClaimRef;
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Phase {
+pub enum HoldPhase {
     /// The hold is being written.
     Writing,
     /// Written; whoever decided at the same time is still to become visible, which all have by `latest`.
@@ -58,7 +58,7 @@ pub struct PendingStep {
     again: Option<Moment>,
 }
 
-impl Phase {
+impl HoldPhase {
     /// On its way to be held.
     fn is_young(&self) -> bool {
         matches!(self, Self::Writing | Self::Settling { .. } | Self::Looking { .. })
@@ -76,7 +76,7 @@ pub enum Others {
 
 /// The hold of a GPU, as the API has it.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Standing {
+pub enum HoldStanding {
     No,
     /// It keeps the GPU in the scheduler's books for somebody else, or nobody knows just now.
     StandBy,
@@ -112,7 +112,7 @@ pub enum Act {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct HoldPace {
     /// Between the writing of a hold and its first use, if somebody else may get its GPU meanwhile.
     pub settle: Duration,
     /// How long a hold without shares is kept.
@@ -127,18 +127,22 @@ pub struct Pace {
 /// watch brings later than kube-scheduler's. It grows with the most, which is for control planes that are slow.
 const SETTLE_LEAST_PART: u32 = 40;
 
-impl Pace {
+impl HoldPace {
     /// Between the writing of a hold and the first look.
     pub fn settle_least(&self) -> Duration {
         self.settle / SETTLE_LEAST_PART
     }
 
-    fn settling(&self, claim: &ClaimRef, now: Moment) -> Phase {
-        Phase::Settling { claim: claim.clone(), until: now + self.settle_least(), latest: now + self.settle }
+    fn settling(&self, claim: &ClaimRef, now: Moment) -> HoldPhase {
+        HoldPhase::Settling {
+            claim: claim.clone(),
+            until: now + self.settle_least(),
+            latest: now + self.settle,
+        }
     }
 }
 
-impl Default for Pace {
+impl Default for HoldPace {
     fn default() -> Self {
         Self {
             settle: Duration::from_secs(2),
@@ -151,19 +155,19 @@ impl Default for Pace {
 
 #[derive(Debug, Default)]
 pub struct Holds {
-    pub pace: Pace,
-    phases: BTreeMap<GpuRef, Phase>,
+    pub pace: HoldPace,
+    phases: BTreeMap<GpuRef, HoldPhase>,
     wanted: BTreeSet<GpuRef>,
-    look: Option<Look>,
+    look: Option<BarrierLook>,
     /// Those whose phase changes are looked at again.
-    pub gpus: Gpus,
+    pub gpus: NotedGpus,
     /// The lists were complete and the holds that they showed were taken in.
     has_begun: bool,
 }
 
 /// The look under way, even if nobody waits for it any more: what has settled since is for the next one.
 #[derive(Debug, Default)]
-struct Look {
+struct BarrierLook {
     /// What pods without claims sought when it began.
     sought: Sought,
     /// The marked hold, once the mark was written.
@@ -192,11 +196,11 @@ pub enum Loss {
 }
 
 impl Holds {
-    pub fn new(pace: Pace) -> Self {
+    pub fn new(pace: HoldPace) -> Self {
         Self { pace, ..Self::default() }
     }
 
-    fn set(&mut self, gpu: GpuRef, phase: Phase) {
+    fn set(&mut self, gpu: GpuRef, phase: HoldPhase) {
         self.gpus.note([gpu.clone()]);
         self.phases.insert(gpu, phase);
     }
@@ -215,26 +219,26 @@ impl Holds {
         self.has_begun
     }
 
-    pub fn phase(&self, gpu: &GpuRef) -> Option<&Phase> {
+    pub fn phase(&self, gpu: &GpuRef) -> Option<&HoldPhase> {
         self.phases.get(gpu)
     }
 
-    pub fn all(&self) -> impl Iterator<Item = (&GpuRef, &Phase)> {
+    pub fn all(&self) -> impl Iterator<Item = (&GpuRef, &HoldPhase)> {
         self.phases.iter()
     }
 
     pub fn is_held(&self, gpu: &GpuRef) -> bool {
-        matches!(self.phases.get(gpu), Some(Phase::Held { .. }))
+        matches!(self.phases.get(gpu), Some(HoldPhase::Held { .. }))
     }
 
     /// Held, or on the way there.
     pub fn is_ours(&self, gpu: &GpuRef) -> bool {
-        self.phases.get(gpu).is_some_and(|phase| !matches!(phase, Phase::Releasing { .. }))
+        self.phases.get(gpu).is_some_and(|phase| !matches!(phase, HoldPhase::Releasing { .. }))
     }
 
     /// It may be planned with: ours, or nobody's and not just given away.
     pub fn is_open(&self, gpu: &GpuRef) -> bool {
-        !matches!(self.phases.get(gpu), Some(Phase::Releasing { .. }))
+        !matches!(self.phases.get(gpu), Some(HoldPhase::Releasing { .. }))
     }
 
     /// The GPU is needed.
@@ -248,33 +252,33 @@ impl Holds {
     /// have been written a moment ago.
     pub fn found(&mut self, gpu: &GpuRef, claim: &ClaimRef, shared: bool, now: Moment) {
         let phase = match shared {
-            true => Phase::Held { claim: claim.clone(), idle: None },
+            true => HoldPhase::Held { claim: claim.clone(), idle: None },
             false => self.pace.settling(claim, now),
         };
         self.set(gpu.clone(), phase);
     }
 
     pub fn written(&mut self, gpu: &GpuRef, claim: &ClaimRef, now: Moment) {
-        if matches!(self.phases.get(gpu), Some(Phase::Writing)) {
+        if matches!(self.phases.get(gpu), Some(HoldPhase::Writing)) {
             self.set(gpu.clone(), self.pace.settling(claim, now));
         }
     }
 
     /// It was not written, or nobody knows: what stands in the API by then is deleted.
     pub fn failed(&mut self, gpu: &GpuRef, now: Moment) {
-        if matches!(self.phases.get(gpu), Some(Phase::Writing)) {
+        if matches!(self.phases.get(gpu), Some(HoldPhase::Writing)) {
             self.stray(gpu, now + self.pace.leave);
         }
     }
 
     /// A hold that nobody counts on any more, or that was never finished: it is deleted if it stands in the API.
     pub fn stray(&mut self, gpu: &GpuRef, until: Moment) {
-        self.set(gpu.clone(), Phase::Releasing { until, asked: None });
+        self.set(gpu.clone(), HoldPhase::Releasing { until, asked: None });
     }
 
     /// GPUs that the look under way is for.
     pub fn looking(&self) -> Vec<GpuRef> {
-        self.in_phase(|phase| matches!(phase, Phase::Looking { .. }))
+        self.in_phase(|phase| matches!(phase, HoldPhase::Looking { .. }))
     }
 
     /// What pods without claims seek as the look begins.
@@ -307,18 +311,18 @@ impl Holds {
         self.look = None;
         let mut lost = Vec::new();
         for gpu in self.looking() {
-            let Some(Phase::Looking { claim, again }) = self.phases.get(&gpu).cloned() else { continue };
+            let Some(HoldPhase::Looking { claim, again }) = self.phases.get(&gpu).cloned() else { continue };
             match (others.map(|others| others(&gpu)), again) {
                 (None, _) => {
                     let until = now + self.pace.settle_least();
                     let latest = again.unwrap_or(until);
-                    self.set(gpu, Phase::Settling { claim, until, latest });
+                    self.set(gpu, HoldPhase::Settling { claim, until, latest });
                 }
                 (Some(Others::Named), _) => lost.push(gpu),
                 (Some(Others::MayCome), Some(latest)) => {
-                    self.set(gpu, Phase::Settling { claim, until: latest, latest });
+                    self.set(gpu, HoldPhase::Settling { claim, until: latest, latest });
                 }
-                (Some(_), _) => self.set(gpu, Phase::Held { claim, idle: Some(now) }),
+                (Some(_), _) => self.set(gpu, HoldPhase::Held { claim, idle: Some(now) }),
             }
         }
         for gpu in &lost {
@@ -342,17 +346,18 @@ impl Holds {
     /// books have a GPU once, the end of that claim takes it out of them under the hold, which is worth nothing
     /// then. True if it was young: it goes, and another may be taken.
     pub fn spoil(&mut self, gpu: &GpuRef, now: Moment) -> bool {
-        let young = Phase::is_young;
+        let young = HoldPhase::is_young;
         self.phases.get(gpu).is_some_and(young) && self.lose(gpu, Loss::Race, now)
     }
 
     pub fn young_ones(&self) -> Vec<GpuRef> {
-        self.in_phase(Phase::is_young)
+        self.in_phase(HoldPhase::is_young)
     }
 
     /// Its hold is gone from the API, or is no hold any more, whoever did it. True if it was counted on.
     pub fn gone(&mut self, gpu: &GpuRef) -> bool {
-        let counted = !matches!(self.phases.get(gpu), None | Some(Phase::Writing | Phase::Releasing { .. }));
+        let counted =
+            !matches!(self.phases.get(gpu), None | Some(HoldPhase::Writing | HoldPhase::Releasing { .. }));
         if counted {
             self.unset(gpu);
         }
@@ -365,12 +370,12 @@ impl Holds {
         &mut self,
         now: Moment,
         worth: impl Fn(&GpuRef) -> Worth,
-        standing: impl Fn(&GpuRef) -> Standing,
+        standing: impl Fn(&GpuRef) -> HoldStanding,
     ) -> Vec<Act> {
         let mut acts = Vec::new();
         for gpu in std::mem::take(&mut self.wanted) {
             if !self.phases.contains_key(&gpu) {
-                self.set(gpu.clone(), Phase::Writing);
+                self.set(gpu.clone(), HoldPhase::Writing);
                 acts.push(Act::Take(gpu));
             }
         }
@@ -381,12 +386,13 @@ impl Holds {
     }
 
     fn settle(&mut self, now: Moment, acts: &mut Vec<Act>) {
-        let settled = self.in_phase(|phase| matches!(phase, Phase::Settling { until, .. } if *until <= now));
+        let settled =
+            self.in_phase(|phase| matches!(phase, HoldPhase::Settling { until, .. } if *until <= now));
         let Some(first) = settled.first().cloned().filter(|_| self.look.is_none()) else { return };
-        self.look = Some(Look::default());
+        self.look = Some(BarrierLook::default());
         for gpu in settled {
-            if let Some(Phase::Settling { claim, latest, .. }) = self.phases.get(&gpu).cloned() {
-                self.set(gpu, Phase::Looking { claim, again: (now < latest).then_some(latest) });
+            if let Some(HoldPhase::Settling { claim, latest, .. }) = self.phases.get(&gpu).cloned() {
+                self.set(gpu, HoldPhase::Looking { claim, again: (now < latest).then_some(latest) });
             }
         }
         acts.push(Act::Look(first));
@@ -396,7 +402,7 @@ impl Holds {
     fn idle(&mut self, now: Moment, worth: &impl Fn(&GpuRef) -> Worth) {
         let (mut over, mut ready) = (Vec::new(), 0);
         for (gpu, phase) in &mut self.phases {
-            let Phase::Held { idle, .. } = phase else { continue };
+            let HoldPhase::Held { idle, .. } = phase else { continue };
             let worth = if self.gpus.is_pinned(gpu) { Worth::InUse } else { worth(gpu) };
             if worth == Worth::InUse {
                 *idle = None;
@@ -418,12 +424,12 @@ impl Holds {
         }
     }
 
-    fn release(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> Standing, acts: &mut Vec<Act>) {
-        let leaving = self.in_phase(|phase| matches!(phase, Phase::Releasing { .. }));
+    fn release(&mut self, now: Moment, standing: impl Fn(&GpuRef) -> HoldStanding, acts: &mut Vec<Act>) {
+        let leaving = self.in_phase(|phase| matches!(phase, HoldPhase::Releasing { .. }));
         for gpu in leaving {
-            let Some(Phase::Releasing { until, asked }) = self.phases.get_mut(&gpu) else { continue };
+            let Some(HoldPhase::Releasing { until, asked }) = self.phases.get_mut(&gpu) else { continue };
             match standing(&gpu) {
-                Standing::Due(step) => {
+                HoldStanding::Due(step) => {
                     let answered = |asked: &PendingStep| {
                         asked.step != step || asked.again.is_some_and(|again| again <= now)
                     };
@@ -432,7 +438,7 @@ impl Holds {
                         acts.push(Act::Release(gpu, step));
                     }
                 }
-                Standing::No if *until <= now => {
+                HoldStanding::No if *until <= now => {
                     self.unset(&gpu);
                 }
                 _ => {}
@@ -442,17 +448,19 @@ impl Holds {
 
     /// A step of a hold that is to go failed: it is tried again then, if no other is due before.
     pub fn not_released(&mut self, gpu: &GpuRef, again: Moment) {
-        if let Some(Phase::Releasing { asked: Some(asked), .. }) = self.phases.get_mut(gpu) {
+        if let Some(HoldPhase::Releasing { asked: Some(asked), .. }) = self.phases.get_mut(gpu) {
             asked.again = Some(again);
         }
     }
 
     /// When time alone will bring something, after `now`.
     pub fn next(&self, now: Moment) -> Option<Moment> {
-        let due = |phase: &Phase| match phase {
-            Phase::Settling { until, .. } => [Some(*until), None],
-            Phase::Releasing { until, asked } => [Some(*until), asked.as_ref().and_then(|asked| asked.again)],
-            Phase::Held { idle: Some(since), .. } => [Some(*since + self.pace.keep_warm), None],
+        let due = |phase: &HoldPhase| match phase {
+            HoldPhase::Settling { until, .. } => [Some(*until), None],
+            HoldPhase::Releasing { until, asked } => {
+                [Some(*until), asked.as_ref().and_then(|asked| asked.again)]
+            }
+            HoldPhase::Held { idle: Some(since), .. } => [Some(*since + self.pace.keep_warm), None],
             _ => [None, None],
         };
         self.phases.values().flat_map(due).flatten().filter(|due| *due > now).min()
@@ -464,7 +472,7 @@ impl Holds {
             .phases
             .iter()
             .filter_map(|(gpu, phase)| match phase {
-                Phase::Held { idle, .. } => Some((idle.unwrap_or(Moment::MAX), gpu)),
+                HoldPhase::Held { idle, .. } => Some((idle.unwrap_or(Moment::MAX), gpu)),
                 _ => None,
             })
             .collect();
@@ -472,7 +480,7 @@ impl Holds {
         idle.into_iter().map(|(_, gpu)| gpu.clone()).collect()
     }
 
-    fn in_phase(&self, is: impl Fn(&Phase) -> bool) -> Vec<GpuRef> {
+    fn in_phase(&self, is: impl Fn(&HoldPhase) -> bool) -> Vec<GpuRef> {
         self.phases.iter().filter(|(_, phase)| is(phase)).map(|(gpu, _)| gpu.clone()).collect()
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::cluster::lease::{Holder, LeaseName, StoredLease};
+use crate::cluster::lease::{LeaseHolder, LeaseName, StoredLease};
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::Moment;
 use crate::ops::readiness::Token;
@@ -58,7 +58,7 @@ impl Gate {
 
 /// What is to be done about a lease that was just read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum LeaseAction {
     /// Write our name. `fence`: somebody may still be writing.
     Take {
         fence: bool,
@@ -78,15 +78,15 @@ struct Elector {
 }
 
 impl Elector {
-    fn look(&mut self, stored: Option<&StoredLease>, now: Moment) -> Step {
+    fn look(&mut self, stored: Option<&StoredLease>, now: Moment) -> LeaseAction {
         let Some(stored) = stored else {
             // Deleted by somebody: whoever had it may not know yet.
-            return if self.leading { Step::Lost } else { Step::Take { fence: true } };
+            return if self.leading { LeaseAction::Lost } else { LeaseAction::Take { fence: true } };
         };
         match &stored.holder {
-            Some(holder) if *holder == self.me => Step::Renew,
-            _ if self.leading => Step::Lost,
-            None => Step::Take { fence: false },
+            Some(holder) if *holder == self.me => LeaseAction::Renew,
+            _ if self.leading => LeaseAction::Lost,
+            None => LeaseAction::Take { fence: false },
             Some(_) => {
                 let version = &stored.resource_version;
                 let since = match &self.seen {
@@ -97,8 +97,8 @@ impl Elector {
                     }
                 };
                 match now >= since + stored.duration.max(self.duration) {
-                    true => Step::Take { fence: true },
-                    false => Step::Wait,
+                    true => LeaseAction::Take { fence: true },
+                    false => LeaseAction::Wait,
                 }
             }
         }
@@ -144,7 +144,7 @@ impl Leasing {
                 drop(self.looked.take());
             }
             let trouble = match turn {
-                Ok(Turn::Ours { lease, fence: fenced }) => {
+                Ok(LeaseTurn::Ours { lease, fence: fenced }) => {
                     if let Some(fenced) = fenced {
                         let wait = if fenced { self.duration } else { Duration::ZERO };
                         info!(lease = %self.name(), wait_s = wait.as_secs_f32(), "this controller leads");
@@ -153,8 +153,8 @@ impl Leasing {
                     (renewed, held) = (begun, Some(lease));
                     None
                 }
-                Ok(Turn::Theirs) => None,
-                Ok(Turn::Lost(holder)) => return Err(LeaseError::Taken(self.name(), holder)),
+                Ok(LeaseTurn::Theirs) => None,
+                Ok(LeaseTurn::Lost(holder)) => return Err(LeaseError::Taken(self.name(), holder)),
                 Err(error) => {
                     warn!(%error, "the lease could not be looked at");
                     Some(error)
@@ -176,28 +176,28 @@ impl Leasing {
         Ok(())
     }
 
-    async fn turn(&self, elector: &mut Elector, now: Moment) -> Result<Turn, CallError> {
+    async fn turn(&self, elector: &mut Elector, now: Moment) -> Result<LeaseTurn, CallError> {
         let stored = self.api.lease(&self.at).await?;
         let step = elector.look(stored.as_ref(), now);
-        let holder = Holder { identity: Some(self.me.clone()), duration: self.duration };
+        let holder = LeaseHolder { identity: Some(self.me.clone()), duration: self.duration };
         let fence = match step {
-            Step::Wait => return Ok(Turn::Theirs),
-            Step::Lost => {
+            LeaseAction::Wait => return Ok(LeaseTurn::Theirs),
+            LeaseAction::Lost => {
                 let holder = stored.and_then(|stored| stored.holder);
-                return Ok(Turn::Lost(holder.unwrap_or_else(|| "nobody".to_owned())));
+                return Ok(LeaseTurn::Lost(holder.unwrap_or_else(|| "nobody".to_owned())));
             }
-            Step::Renew if elector.leading => None,
+            LeaseAction::Renew if elector.leading => None,
             // Our own name, but not by this run of the loop: an answer was lost.
-            Step::Renew => Some(true),
-            Step::Take { fence } => Some(fence),
+            LeaseAction::Renew => Some(true),
+            LeaseAction::Take { fence } => Some(fence),
         };
         match self.api.write_lease(&self.at, stored.as_ref(), &holder).await {
             Ok(lease) => {
                 elector.leading = true;
-                Ok(Turn::Ours { lease, fence })
+                Ok(LeaseTurn::Ours { lease, fence })
             }
             // Somebody was faster; the next look tells who.
-            Err(CallError::Conflict { .. }) => Ok(Turn::Theirs),
+            Err(CallError::Conflict { .. }) => Ok(LeaseTurn::Theirs),
             Err(error) => Err(error),
         }
     }
@@ -207,7 +207,7 @@ impl Leasing {
         let drained = tokio::time::timeout(DRAIN, idle).await.is_ok();
         self.gate.open_until(Moment::ZERO);
         let (Some(held), true) = (held, drained) else { return };
-        let nobody = Holder { identity: None, duration: self.duration };
+        let nobody = LeaseHolder { identity: None, duration: self.duration };
         if let Err(error) = self.api.write_lease(&self.at, Some(&held), &nobody).await {
             warn!(%error, "the lease is not given up; the next leader waits for it to expire");
         }
@@ -218,7 +218,7 @@ impl Leasing {
     }
 }
 
-enum Turn {
+enum LeaseTurn {
     /// `fence`: taken just now, and whether somebody may still be writing.
     Ours {
         lease: StoredLease,

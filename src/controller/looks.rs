@@ -18,7 +18,7 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// A unit that was looked at.
 #[derive(Debug, Clone, Copy)]
-pub struct Looked {
+pub struct LookedUnit {
     /// The versions of what was known of holders and of capacity.
     pub known: (u64, u64),
     pub at: Moment,
@@ -30,7 +30,7 @@ pub struct Looked {
 
 #[derive(Debug, Default)]
 pub struct Looks {
-    units: BTreeMap<UnitKey, Looked>,
+    units: BTreeMap<UnitKey, LookedUnit>,
     /// Of each namespace the last look for one of its units.
     namespaces: BTreeMap<String, Moment>,
     /// Units may be looked at, for which there was no look left in the last round: the next is due then.
@@ -38,7 +38,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// The unit may be looked at now, as far as looks decide that. `present`: as [`Looked::known`].
+    /// The unit may be looked at now, as far as looks decide that. `present`: as [`LookedUnit::known`].
     pub fn is_due(&self, key: &UnitKey, present: (u64, u64), now: Moment) -> bool {
         self.units.get(key).is_none_or(|looked| match looked.again {
             Some(again) => again <= now,
@@ -84,13 +84,13 @@ impl Looks {
         self.units.get(key).map_or(0, |looked| looked.from)
     }
 
-    /// [`Looked::known`] of a look of which the rest is to come.
+    /// [`LookedUnit::known`] of a look of which the rest is to come.
     pub fn begun(&self, key: &UnitKey) -> Option<(u64, u64)> {
         self.units.get(key).filter(|looked| looked.from > 0).map(|looked| looked.known)
     }
 
     /// A unit of this namespace was looked at.
-    pub fn note(&mut self, (key, namespace): (&UnitKey, &str), looked: Looked) {
+    pub fn note(&mut self, (key, namespace): (&UnitKey, &str), looked: LookedUnit) {
         self.units.insert(key.clone(), looked);
         self.namespaces.insert(namespace.to_owned(), looked.at);
     }
@@ -101,7 +101,7 @@ impl Looks {
         self.namespaces.retain(|_, at| now < at.saturating_add(REMEMBERED));
     }
 
-    /// When the next look may be. `present`: as [`Looked::known`].
+    /// When the next look may be. `present`: as [`LookedUnit::known`].
     pub fn next(&self, present: (u64, u64), now: Moment) -> Option<Moment> {
         // Units that were looked at too soon.
         let again = self.units.values().filter_map(|looked| match looked.again {
@@ -122,8 +122,8 @@ mod tests {
         UnitKey::Pod(name.into())
     }
 
-    fn looked(at: Moment) -> Looked {
-        Looked { known: (0, 0), at, again: None, from: 0 }
+    fn looked(at: Moment) -> LookedUnit {
+        LookedUnit { known: (0, 0), at, again: None, from: 0 }
     }
 
     #[test]

@@ -29,12 +29,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(300);
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// What there is to be mirrored. None: not known yet, and nothing is done. Empty: nothing.
-pub type Wanted = Option<Vec<Product>>;
+pub type WantedProducts = Option<Vec<Product>>;
 
 pub struct Mirror {
     pub api: KubeCluster,
     pub gate: Gate,
-    pub wanted: watch::Receiver<Wanted>,
+    pub wanted: watch::Receiver<WantedProducts>,
 }
 
 impl Mirror {

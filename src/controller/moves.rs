@@ -16,7 +16,7 @@ use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::config::{Consolidation, Mode};
 use crate::controller::queue::{Turn, UnitKey};
-use crate::controller::view::movable::Owner;
+use crate::controller::view::movable::PodOwner;
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
 
@@ -40,7 +40,7 @@ const HEEDED: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Move {
     pub pod: PodRef,
-    pub owner: Owner,
+    pub owner: PodOwner,
     pub from: Placement,
     pub to: Placement,
     /// A claim of it has several GPUs for itself.
@@ -76,7 +76,7 @@ impl Lacking {
             target: one.target(),
             pod: one.pod,
             owner: one.owner,
-            stage: Stage::Stays,
+            stage: MoveStage::Stays,
         });
         UnderWay {
             unit: self.turn.key.clone(),
@@ -94,7 +94,7 @@ impl UnderWay {
     /// Pods that have not been asked for stay. True if there were any.
     fn has_no_more(&mut self) -> bool {
         let before = self.left.len();
-        self.left.retain(|left| left.stage != Stage::Stays);
+        self.left.retain(|left| left.stage != MoveStage::Stays);
         self.left.len() < before
     }
 }
@@ -140,13 +140,13 @@ struct UnderWay {
 #[derive(Debug)]
 struct Left {
     pod: PodRef,
-    owner: Owner,
+    owner: PodOwner,
     target: Aside,
-    stage: Stage,
+    stage: MoveStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum MoveStage {
     /// Its turn is yet to come.
     Stays,
     /// The API server was asked to evict it.
@@ -182,12 +182,12 @@ pub struct Moves {
     evicted: VecDeque<Moment>,
     /// Something new is to be told.
     news: bool,
-    counts: Counts,
+    counts: MoveCounts,
 }
 
 /// Since this was last taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct MoveCounts {
     pub searches: u64,
     /// Pods that the API server was asked to evict.
     pub evictions: u64,
@@ -198,12 +198,12 @@ pub struct Counts {
 
 impl Moves {
     /// What was counted since this was last called.
-    pub fn take_counts(&mut self) -> Counts {
+    pub fn take_counts(&mut self) -> MoveCounts {
         std::mem::take(&mut self.counts)
     }
 
     #[cfg(test)]
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &MoveCounts {
         &self.counts
     }
 
@@ -241,7 +241,7 @@ impl Moves {
         }
         self.under_way.retain(|one| {
             let unheeded =
-                |left: &Left| matches!(left.stage, Stage::Asked(at) if at.saturating_add(HEEDED) <= now);
+                |left: &Left| matches!(left.stage, MoveStage::Asked(at) if at.saturating_add(HEEDED) <= now);
             let is_queued = queued(&one.unit);
             // Nobody keeps places by asking for them and going away.
             let is_gone = !is_queued && !one.source.places.is_empty() && !one.own;
@@ -249,7 +249,7 @@ impl Moves {
             if over && (is_queued || is_gone) {
                 vain.push((one.unit.clone(), one.namespace.clone(), one.own));
             }
-            let all = one.left.iter().all(|left| left.stage == Stage::Arrived);
+            let all = one.left.iter().all(|left| left.stage == MoveStage::Arrived);
             !(over || (all && !is_queued))
         });
         self.counts.in_vain += vain.len() as u64;
@@ -332,7 +332,7 @@ impl Moves {
     }
 
     /// Pods of this owner are not to be moved now.
-    pub(super) fn rests(&self, owner: &Owner, now: Moment) -> bool {
+    pub(super) fn rests(&self, owner: &PodOwner, now: Moment) -> bool {
         self.rests.owners.get(&owner.uid).is_some_and(|until| now < *until) || self.moves_of(&owner.uid)
     }
 
@@ -415,8 +415,8 @@ impl Moves {
         }
         for one in &mut self.under_way {
             for left in &mut one.left {
-                if matches!(left.stage, Stage::Stays | Stage::Asked(_)) && ends(&left.pod.uid) {
-                    left.stage = Stage::Leaves;
+                if matches!(left.stage, MoveStage::Stays | MoveStage::Asked(_)) && ends(&left.pod.uid) {
+                    left.stage = MoveStage::Leaves;
                     one.until = now.saturating_add(KEPT_FOR);
                 }
             }
@@ -425,13 +425,13 @@ impl Moves {
     }
 
     /// The pod that is to be evicted next, if one is.
-    pub(super) fn next_eviction(&mut self, now: Moment) -> Option<(PodRef, Owner)> {
+    pub(super) fn next_eviction(&mut self, now: Moment) -> Option<(PodRef, PodOwner)> {
         let one = self.under_way.iter_mut().find(|one| one.own)?;
-        if one.left.iter().any(|left| matches!(left.stage, Stage::Asked(_))) {
+        if one.left.iter().any(|left| matches!(left.stage, MoveStage::Asked(_))) {
             return None;
         }
-        let next = one.left.iter_mut().find(|left| left.stage == Stage::Stays)?;
-        next.stage = Stage::Asked(now);
+        let next = one.left.iter_mut().find(|left| left.stage == MoveStage::Stays)?;
+        next.stage = MoveStage::Asked(now);
         self.evicted.push_back(now);
         self.counts.evictions += 1;
         Some((next.pod.clone(), next.owner.clone()))
@@ -442,7 +442,7 @@ impl Moves {
         let is_it = |one: &UnderWay| one.left.iter().any(|left| left.pod.uid == *pod);
         for one in self.under_way.iter_mut().filter(|one| is_it(one)) {
             // Those that have left find their places yet.
-            one.left.retain(|left| matches!(left.stage, Stage::Leaves | Stage::Arrived));
+            one.left.retain(|left| matches!(left.stage, MoveStage::Leaves | MoveStage::Arrived));
             self.rests.units.insert(one.unit.clone(), now.saturating_add(rest));
         }
         let before = self.under_way.len();
@@ -465,10 +465,10 @@ impl Moves {
     /// A pod of this owner has its place: it is the one that was made anew. True if a place was kept for it.
     pub(super) fn arrived(&mut self, owner: &str) -> bool {
         let left = self.under_way.iter_mut().flat_map(|one| &mut one.left);
-        let mut leaves = left.filter(|left| left.stage == Stage::Leaves && left.owner.uid == owner);
+        let mut leaves = left.filter(|left| left.stage == MoveStage::Leaves && left.owner.uid == owner);
         match leaves.next() {
             Some(left) => {
-                left.stage = Stage::Arrived;
+                left.stage = MoveStage::Arrived;
                 left.target.places.clear();
                 true
             }
@@ -506,8 +506,8 @@ impl Moves {
             return Some(now);
         }
         let asked = self.under_way.iter().flat_map(|one| &one.left).filter_map(|left| match left.stage {
-            Stage::Asked(at) => Some(at.saturating_add(HEEDED)),
-            Stage::Stays | Stage::Leaves | Stage::Arrived => None,
+            MoveStage::Asked(at) => Some(at.saturating_add(HEEDED)),
+            MoveStage::Stays | MoveStage::Leaves | MoveStage::Arrived => None,
         });
         let until = self.under_way.iter().map(|one| one.until);
         let waits = self.lacking.iter().filter(|(unit, _)| !self.is_served(unit) && !is_busy(unit));

@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::controller::view::ClusterView;
-use crate::feasible::{Count, Demands, Judged, Labels, Namespaces, Node, Term, Terms};
+use crate::feasible::{Count, Demands, Judged, Namespaces, Node, PodLabels, Term, Terms};
 use crate::model::names::{NodeName, PodUid};
-use rules::Rule;
+use rules::NeighbourRule;
 
 /// Changes that are remembered. Who has not looked since before that counts anew.
 const LOG_MAX: usize = 4096;
@@ -33,7 +33,7 @@ const KEPT_TICKS: u64 = 30;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Neighbour {
     pub node: NodeName,
-    pub labels: Arc<Labels>,
+    pub labels: Arc<PodLabels>,
     pub is_bound: bool,
     pub is_ending: bool,
 }
@@ -41,7 +41,7 @@ pub struct Neighbour {
 /// Who is to be placed.
 pub struct Asker<'a> {
     pub namespace: &'a str,
-    pub labels: &'a Labels,
+    pub labels: &'a PodLabels,
     pub terms: Option<&'a Arc<Terms>>,
     pub demands: &'a Arc<Demands>,
     /// It starts together with others.
@@ -49,7 +49,7 @@ pub struct Asker<'a> {
 }
 
 #[derive(Debug)]
-struct Change {
+struct NeighbourChange {
     namespace: Arc<str>,
     pod: Neighbour,
     is_there: bool,
@@ -93,10 +93,10 @@ pub struct Neighbours {
     avoiders: BTreeMap<Arc<Term>, Avoiders>,
     /// The same by the namespace that they are about; under "" those that are about all.
     avoiders_of: BTreeMap<Box<str>, BTreeSet<Arc<Term>>>,
-    log: VecDeque<Change>,
+    log: VecDeque<NeighbourChange>,
     /// Changes that are no longer in it.
     forgotten: u64,
-    rules: BTreeMap<Rule, Counted>,
+    rules: BTreeMap<NeighbourRule, Counted>,
     /// How often nodes have changed.
     nodes: u64,
     stirred: Stirred,
@@ -209,8 +209,8 @@ impl Neighbours {
             all.remove(namespace);
         }
         let (came, left) = moved(before.as_ref(), place.as_ref());
-        let left_one = before.map(|pod| Change { namespace: name.clone(), pod, is_there: false });
-        let came_one = place.map(|pod| Change { namespace: name, pod, is_there: true });
+        let left_one = before.map(|pod| NeighbourChange { namespace: name.clone(), pod, is_there: false });
+        let came_one = place.map(|pod| NeighbourChange { namespace: name, pod, is_there: true });
         self.log.extend(left_one.into_iter().chain(came_one));
         while self.log.len() > LOG_MAX {
             self.log.pop_front();
@@ -277,7 +277,7 @@ impl Neighbours {
     pub fn of(&mut self, asker: &Asker<'_>, view: &ClusterView) -> (Vec<Ruled>, u64) {
         let mut ticks = 0;
         let mut found = Vec::new();
-        for rule in Rule::of(asker) {
+        for rule in NeighbourRule::of(asker) {
             found.push(self.ruled(rule, asker.namespace, view, &mut ticks));
         }
         let mut terms = Vec::new();
@@ -308,7 +308,7 @@ impl Neighbours {
         Some(ruled)
     }
 
-    fn ruled(&mut self, rule: Rule, namespace: &str, view: &ClusterView, ticks: &mut u64) -> Ruled {
+    fn ruled(&mut self, rule: NeighbourRule, namespace: &str, view: &ClusterView, ticks: &mut u64) -> Ruled {
         let mut counted = match self.rules.remove(&rule) {
             Some(counted) if counted.upto >= self.forgotten => counted,
             _ => {
@@ -345,7 +345,7 @@ impl Neighbours {
     }
 
     /// Of all pods that have a place now.
-    fn counted(&self, rule: &Rule, namespace: &str, ticks: &mut u64) -> Counted {
+    fn counted(&self, rule: &NeighbourRule, namespace: &str, ticks: &mut u64) -> Counted {
         let mut counts = Counts::new();
         let mut count = |name: &str, pods: &BTreeMap<PodUid, Neighbour>| {
             *ticks += (POD_TICKS + COMPARE_TICKS * rule.size()) * pods.len() as u64;

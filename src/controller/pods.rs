@@ -15,7 +15,7 @@ use crate::model::names::{NodeName, PodUid};
 const LOOKUPS_MAX: usize = 16_384;
 
 /// A node, and what a pod takes of it.
-pub type Place = (NodeName, Resources);
+pub type TakenRoom = (NodeName, Resources);
 
 /// What a pod of a gang asks for, as it was when the pod was last looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum MemberAsks {
 
 #[derive(Debug, Default)]
 pub struct Pods {
-    places: BTreeMap<PodUid, Place>,
+    places: BTreeMap<PodUid, TakenRoom>,
     on_nodes: BTreeMap<NodeName, BTreeSet<PodUid>>,
     pub ports: HostPorts,
     pub neighbours: Neighbours,
@@ -45,9 +45,9 @@ pub struct Pods {
 
 impl Pods {
     /// The pod takes this room now. Returns the room that it took before, if that is another.
-    pub fn set_place(&mut self, pod: &PodUid, place: Option<Place>) -> Change {
+    pub fn set_place(&mut self, pod: &PodUid, place: Option<TakenRoom>) -> RoomChange {
         if self.places.get(pod) == place.as_ref() {
-            return Change::default();
+            return RoomChange::default();
         }
         let given = self.places.remove(pod);
         if let Some((node, _)) = &given
@@ -62,7 +62,7 @@ impl Pods {
             self.places.insert(pod.clone(), place.clone());
             self.on_nodes.entry(place.0.clone()).or_default().insert(pod.clone());
         }
-        Change { given, taken: place }
+        RoomChange { given, taken: place }
     }
 
     /// It takes room of some node.
@@ -81,12 +81,12 @@ impl Pods {
     }
 
     /// The room that it takes, and of which node.
-    pub fn place(&self, pod: &PodUid) -> Option<&Place> {
+    pub fn place(&self, pod: &PodUid) -> Option<&TakenRoom> {
         self.places.get(pod)
     }
 
     /// All that take room.
-    pub fn places(&self) -> impl Iterator<Item = (&PodUid, &Place)> {
+    pub fn places(&self) -> impl Iterator<Item = (&PodUid, &TakenRoom)> {
         self.places.iter()
     }
 
@@ -175,7 +175,7 @@ impl Pods {
 
 /// Resources that a pod gives back, and room that it takes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Change {
-    pub given: Option<Place>,
-    pub taken: Option<Place>,
+pub struct RoomChange {
+    pub given: Option<TakenRoom>,
+    pub taken: Option<TakenRoom>,
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::holders::Holders;
-use crate::controller::looks::{Looked, Looks};
+use crate::controller::looks::{LookedUnit, Looks};
 use crate::controller::queue::UnitKey;
 use crate::controller::view::GpuRef;
 use crate::controller::write::Failure;
@@ -81,11 +81,11 @@ pub struct Preemption {
     pub since: Moment,
     /// All of them are to have ended by then.
     pub until: Moment,
-    pub stage: Stage,
+    pub stage: PreemptionStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum PreemptionStage {
     Evicting,
     /// Its share is decided, or its claim has its GPU.
     Placed,
@@ -101,11 +101,11 @@ pub struct Victim {
     pub slow: bool,
     /// Its eviction was asked for, and nobody knows whether that was done.
     pub unsure: bool,
-    pub step: Step,
+    pub step: EvictionStep,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum EvictionStep {
     /// Not before then.
     ToAsk(Moment),
     Asked,
@@ -143,7 +143,7 @@ impl PutOff {
 
 /// What a look came to.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Outcome {
+pub struct LookOutcome {
     /// Who could end was found, and does not end now.
     pub put_off: Option<PutOff>,
     /// It came to so many nodes, and there are more.
@@ -152,7 +152,7 @@ pub struct Outcome {
 
 /// How often, since this was last taken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct PreemptionCounts {
     pub begun: u64,
     pub served: u64,
     pub in_vain: u64,
@@ -161,7 +161,7 @@ pub struct Counts {
 
 /// What follows from an answer.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum EvictionResult {
     Nothing,
     /// The pod ends, and is told these words.
     Ends(PodRef, String),
@@ -204,17 +204,17 @@ pub struct Preempting {
     unanswered: BTreeMap<PodUid, String>,
     pub looks: Looks,
     spared: BTreeMap<PodUid, Moment>,
-    counts: Counts,
+    counts: PreemptionCounts,
 }
 
 impl Preempting {
     /// What was counted since this was last called.
-    pub fn take_counts(&mut self) -> Counts {
+    pub fn take_counts(&mut self) -> PreemptionCounts {
         std::mem::take(&mut self.counts)
     }
 
     #[cfg(test)]
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &PreemptionCounts {
         &self.counts
     }
 
@@ -225,20 +225,21 @@ impl Preempting {
     }
 
     /// A unit of this namespace was looked at.
-    pub fn looked(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, look: Outcome, now: Moment) {
+    pub fn looked(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, look: LookOutcome, now: Moment) {
         let again = look.put_off.map(|why| match (why, self.rests_until(key, namespace, now)) {
             (PutOff::Rests, Some(until)) => until,
             _ => now + PUT_OFF,
         });
         // A look in several parts knows of what was there when it began.
         let known = self.looks.begun(key).unwrap_or((self.holders.version(), epoch));
-        self.looks.note((key, namespace), Looked { known, at: now, again, from: look.left_at.unwrap_or(0) });
+        self.looks
+            .note((key, namespace), LookedUnit { known, at: now, again, from: look.left_at.unwrap_or(0) });
     }
 
     /// A unit of this namespace was to be looked at, and was not.
     pub fn passed_over(&mut self, (key, namespace): (&UnitKey, &str), epoch: u64, now: Moment) {
         let (known, from) = ((self.holders.version(), epoch), self.looks.from(key));
-        self.looks.note((key, namespace), Looked { known, at: now, again: Some(now + PUT_OFF), from });
+        self.looks.note((key, namespace), LookedUnit { known, at: now, again: Some(now + PUT_OFF), from });
     }
 
     /// The unit or its namespace rests until then.
@@ -264,12 +265,12 @@ impl Preempting {
         // What was begun and is not asked for yet will be.
         let open = |of: Option<&str>| {
             let all = self.under_way.values().filter(|one| of.is_none_or(|of| one.namespace == of));
-            let to_ask = |one: &&Victim| matches!(one.step, Step::ToAsk(_));
+            let to_ask = |one: &&Victim| matches!(one.step, EvictionStep::ToAsk(_));
             all.flat_map(|one| &one.victims).filter(to_ask).count()
         };
         let own = self.asked.iter().filter(|(_, of)| of == namespace).count() + open(Some(namespace));
         let all = self.asked.len() + open(None);
-        let units = self.under_way.values().filter(|one| one.stage == Stage::Evicting);
+        let units = self.under_way.values().filter(|one| one.stage == PreemptionStage::Evicting);
         let own_units = units.clone().filter(|one| one.namespace == namespace).count();
         let put_off = if self.rests_until(key, namespace, now).is_some() {
             PutOff::Rests
@@ -306,7 +307,7 @@ impl Preempting {
 
     /// The GPU is to be given back once shares there have ended.
     pub fn gives_back(&self, gpu: &GpuRef) -> bool {
-        let evicting = self.under_way.values().filter(|one| one.stage == Stage::Evicting);
+        let evicting = self.under_way.values().filter(|one| one.stage == PreemptionStage::Evicting);
         evicting.into_iter().any(|one| matches!(&one.goal, Goal::Whole(gpus) if gpus.contains(gpu)))
     }
 
@@ -327,7 +328,7 @@ impl Preempting {
 
     /// One of the pods does not end. Those that are ending do so in vain.
     pub fn stop(&mut self, key: &UnitKey, now: Moment) {
-        let ends = |one: &Preemption| one.victims.iter().any(|victim| victim.step == Step::Ends);
+        let ends = |one: &Preemption| one.victims.iter().any(|victim| victim.step == EvictionStep::Ends);
         match self.under_way.get(key).is_some_and(ends) {
             true => self.in_vain(key, now),
             false => drop(self.under_way.remove(key)),
@@ -336,12 +337,12 @@ impl Preempting {
 
     /// Units for which pods are ending.
     pub fn evicting(&self) -> usize {
-        self.under_way.values().filter(|one| one.stage == Stage::Evicting).count()
+        self.under_way.values().filter(|one| one.stage == PreemptionStage::Evicting).count()
     }
 
     pub fn placed(&mut self, key: &UnitKey) {
         if let Some(one) = self.under_way.get_mut(key) {
-            one.stage = Stage::Placed;
+            one.stage = PreemptionStage::Placed;
             one.victims.clear();
         }
     }
@@ -405,17 +406,20 @@ impl Preempting {
     /// `is_there`: the pod has not ended yet.
     pub fn due(&mut self, is_there: impl Fn(&PodUid) -> bool, now: Moment) -> Vec<PodRef> {
         let mut due = Vec::new();
-        for one in self.under_way.values_mut().filter(|one| one.stage == Stage::Evicting) {
-            if one.victims.iter().any(|victim| victim.step == Step::Asked) {
+        for one in self.under_way.values_mut().filter(|one| one.stage == PreemptionStage::Evicting) {
+            if one.victims.iter().any(|victim| victim.step == EvictionStep::Asked) {
                 continue;
             }
-            let waits =
-                |victim: &Victim| victim.slow && victim.step == Step::Ends && is_there(&victim.at.uid);
+            let waits = |victim: &Victim| {
+                victim.slow && victim.step == EvictionStep::Ends && is_there(&victim.at.uid)
+            };
             let is_waiting = one.victims.iter().any(waits);
-            let next = one.victims.iter_mut().find(|victim| matches!(victim.step, Step::ToAsk(_)));
+            let next = one.victims.iter_mut().find(|victim| matches!(victim.step, EvictionStep::ToAsk(_)));
             let next = next.filter(|victim| victim.slow || !is_waiting);
-            if let Some(victim) = next.filter(|victim| matches!(victim.step, Step::ToAsk(at) if at <= now)) {
-                victim.step = Step::Asked;
+            if let Some(victim) =
+                next.filter(|victim| matches!(victim.step, EvictionStep::ToAsk(at) if at <= now))
+            {
+                victim.step = EvictionStep::Asked;
                 self.asked.push_back((now, one.namespace.clone()));
                 self.unanswered.insert(victim.at.uid.clone(), victim.words.clone());
                 due.push(victim.at.clone());
@@ -425,8 +429,13 @@ impl Preempting {
     }
 
     /// What became of an eviction.
-    pub fn answered(&mut self, pod: &PodRef, result: Result<Eviction, Failure>, now: Moment) -> Told {
-        let asked = |victim: &&mut Victim| victim.at.uid == pod.uid && victim.step == Step::Asked;
+    pub fn answered(
+        &mut self,
+        pod: &PodRef,
+        result: Result<Eviction, Failure>,
+        now: Moment,
+    ) -> EvictionResult {
+        let asked = |victim: &&mut Victim| victim.at.uid == pod.uid && victim.step == EvictionStep::Asked;
         let found = self
             .under_way
             .iter_mut()
@@ -439,38 +448,39 @@ impl Preempting {
         };
         if let (true, Some(words)) = (is_done, words) {
             if let Some((_, victim)) = found {
-                victim.step = Step::Ends;
+                victim.step = EvictionStep::Ends;
             }
-            return Told::Ends(pod.clone(), words);
+            return EvictionResult::Ends(pod.clone(), words);
         }
-        let Some((unit, victim)) = found else { return Told::Nothing };
+        let Some((unit, victim)) = found else { return EvictionResult::Nothing };
         let (long, words) = match result {
             Ok(Eviction::Evicted | Eviction::Gone) => {
-                victim.step = Step::Ends;
-                return Told::Nothing;
+                victim.step = EvictionStep::Ends;
+                return EvictionResult::Nothing;
             }
             Err(
                 failure @ (Failure::Silent(_) | Failure::Busy(_) | Failure::Conflict | Failure::NotLeading),
             ) => {
                 victim.unsure |= matches!(failure, Failure::Silent(_));
-                victim.step = Step::ToAsk(now + AGAIN);
-                return Told::Nothing;
+                victim.step = EvictionStep::ToAsk(now + AGAIN);
+                return EvictionResult::Nothing;
             }
             Ok(Eviction::Protected(words)) => (SPARED, words),
             Err(failure @ (Failure::Refused(_) | Failure::Gone)) => (SPARED_LONG, failure.words()),
         };
         self.spared.insert(pod.uid.clone(), now + long);
-        Told::Stays { unit, words }
+        EvictionResult::Stays { unit, words }
     }
 
     /// When time alone changes something.
     pub fn next(&self, epoch: u64, now: Moment) -> Option<Moment> {
         let victims = self.under_way.values().flat_map(|one| &one.victims);
         let due = victims.filter_map(|victim| match victim.step {
-            Step::ToAsk(at) => Some(at),
-            Step::Asked | Step::Ends => None,
+            EvictionStep::ToAsk(at) => Some(at),
+            EvictionStep::Asked | EvictionStep::Ends => None,
         });
-        let until = self.under_way.values().filter(|one| one.stage == Stage::Evicting).map(|one| one.until);
+        let until =
+            self.under_way.values().filter(|one| one.stage == PreemptionStage::Evicting).map(|one| one.until);
         let rests = self.rests.values().chain(self.unit_rests.values()).map(|rest| rest.until);
         let looks = self.looks.next((self.holders.version(), epoch), now);
         due.chain(until).chain(rests).filter(|due| *due > now).chain(looks).min()
@@ -498,7 +508,7 @@ mod tests {
             words: format!("{name} ends"),
             slow: false,
             unsure: false,
-            step: Step::ToAsk(NOW),
+            step: EvictionStep::ToAsk(NOW),
         };
         Preemption {
             namespace: namespace.to_owned(),
@@ -507,7 +517,7 @@ mod tests {
             victims: victims.iter().map(victim).collect(),
             since: NOW,
             until: NOW + MINUTE,
-            stage: Stage::Evicting,
+            stage: PreemptionStage::Evicting,
         }
     }
 
@@ -519,16 +529,16 @@ mod tests {
         assert_eq!(all.due(IS_THERE, NOW), [], "one at a time");
         assert_eq!(
             all.answered(&pod("a"), Ok(Eviction::Evicted), NOW),
-            Told::Ends(pod("a"), "a ends".into())
+            EvictionResult::Ends(pod("a"), "a ends".into())
         );
         assert_eq!(all.due(IS_THERE, NOW), [pod("b")]);
         let silent = Err(Failure::Silent("no answer".into()));
-        assert_eq!(all.answered(&pod("b"), silent, NOW), Told::Nothing);
+        assert_eq!(all.answered(&pod("b"), silent, NOW), EvictionResult::Nothing);
         assert_eq!((all.due(IS_THERE, NOW), all.next(0, NOW)), (vec![], Some(NOW + AGAIN)));
         assert_eq!(all.due(IS_THERE, NOW + AGAIN), [pod("b")]);
         let words = "a budget".to_owned();
         let told = all.answered(&pod("b"), Ok(Eviction::Protected(words.clone())), NOW + AGAIN);
-        assert_eq!(told, Told::Stays { unit: unit("high"), words });
+        assert_eq!(told, EvictionResult::Stays { unit: unit("high"), words });
         all.in_vain(&unit("high"), NOW + AGAIN);
         assert_eq!(all.due(IS_THERE, NOW + AGAIN), []);
         assert!(all.is_spared(&"b".into(), NOW + AGAIN) && !all.is_spared(&"b".into(), NOW + AGAIN + SPARED));
@@ -542,8 +552,8 @@ mod tests {
             assert_eq!(all.due(IS_THERE, NOW), [pod("a")]);
             over(&mut all, &unit("high"));
             let told = all.answered(&pod("a"), Ok(Eviction::Evicted), NOW);
-            assert_eq!(told, Told::Ends(pod("a"), "a ends".into()));
-            assert_eq!(all.answered(&pod("a"), Ok(Eviction::Evicted), NOW), Told::Nothing, "once");
+            assert_eq!(told, EvictionResult::Ends(pod("a"), "a ends".into()));
+            assert_eq!(all.answered(&pod("a"), Ok(Eviction::Evicted), NOW), EvictionResult::Nothing, "once");
         }
     }
 
@@ -555,10 +565,10 @@ mod tests {
         all.answered(&pod("a"), Err(Failure::Silent("no answer".into())), NOW);
         assert_eq!(all.due(IS_THERE, NOW + AGAIN), [pod("a")]);
         let told = all.answered(&pod("a"), Ok(Eviction::Gone), NOW + AGAIN);
-        assert_eq!(told, Told::Ends(pod("a"), "a ends".into()));
+        assert_eq!(told, EvictionResult::Ends(pod("a"), "a ends".into()));
         // Somebody else ends the other.
         assert_eq!(all.due(IS_THERE, NOW + AGAIN), [pod("b")]);
-        assert_eq!(all.answered(&pod("b"), Ok(Eviction::Gone), NOW + AGAIN), Told::Nothing);
+        assert_eq!(all.answered(&pod("b"), Ok(Eviction::Gone), NOW + AGAIN), EvictionResult::Nothing);
         assert!(all.unanswered.is_empty());
     }
 
@@ -616,7 +626,7 @@ mod tests {
             for at in [now, until - Duration::from_secs(1)] {
                 assert_eq!(all.may_begin(&unit("high"), "ml", 1, at), Err(PutOff::Rests), "{seconds} s");
             }
-            let look = Outcome { put_off: Some(PutOff::Rests), left_at: None };
+            let look = LookOutcome { put_off: Some(PutOff::Rests), left_at: None };
             all.looked((&unit("high"), "ml"), 0, look, now);
             assert!(!all.may_look(&unit("high"), 1, until - Duration::from_secs(1)));
             assert!(all.may_look(&unit("high"), 1, until));

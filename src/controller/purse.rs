@@ -8,7 +8,7 @@ mod trials;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-pub use trials::{EachPod, Step, TrialKey};
+pub use trials::{EachPod, TrialKey, TrialStep};
 
 use self::debts::Debts;
 use self::overdraft::Overdraft;
@@ -292,7 +292,7 @@ mod tests {
         open(&mut purse, &["a", "b"], SECOND);
         for name in ["a", "b"] {
             purse.grant(&trial(name), name, ROUND / 2);
-            purse.trials().stop(trial(name), Step::All(0), true, 1);
+            purse.trials().stop(trial(name), TrialStep::All(0), true, 1);
         }
         assert_eq!(purse.grant(&trial("a"), "a", ROUND / 2), Some(ROUND));
         purse.pay("a", ROUND);

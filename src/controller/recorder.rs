@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::allocate::Shortage;
-use crate::cluster::events::{Note, Severity, Subject};
+use crate::cluster::events::{EventSubject, Note, Severity};
 use crate::controller::Moment;
 use crate::controller::gang::Obstacle;
 use crate::controller::view::{Claim, Pod};
@@ -25,7 +25,7 @@ const TEXT_BYTES_MAX: usize = 400;
 
 #[derive(Debug, Default)]
 pub struct EventRecorder {
-    said: BTreeMap<PodUid, Said>,
+    said: BTreeMap<PodUid, PodNotice>,
     placed: BTreeMap<PodUid, Placed>,
     moved: BTreeMap<PodUid, Moved>,
     notes: Vec<Note>,
@@ -35,7 +35,7 @@ pub struct EventRecorder {
 }
 
 #[derive(Debug)]
-struct Said {
+struct PodNotice {
     /// Empty: it had its place since.
     words: String,
     at: Moment,
@@ -49,7 +49,7 @@ struct Said {
 struct Placed {
     at: Moment,
     /// It has another since, which it is told of when that stands for long enough.
-    news: Option<(Subject, String)>,
+    news: Option<(EventSubject, String)>,
 }
 
 /// When a pod was last told that an allocation was taken back, and how often that happened since.
@@ -152,7 +152,8 @@ impl EventRecorder {
                 return false;
             }
         }
-        self.said.insert(uid.clone(), Said { words: words.to_owned(), at: now, reason, has_news: false });
+        self.said
+            .insert(uid.clone(), PodNotice { words: words.to_owned(), at: now, reason, has_news: false });
         self.note(subject(pod), Severity::Warning, "WaitingForGpuShare", words.to_owned());
         true
     }
@@ -186,7 +187,7 @@ impl EventRecorder {
     /// It ends for a pod of higher priority.
     pub fn preempted(&mut self, pod: &PodRef, words: String) {
         let PodRef { namespace, name, uid } = pod.clone();
-        let subject = Subject::Pod { namespace, name, uid: uid.to_string() };
+        let subject = EventSubject::Pod { namespace, name, uid: uid.to_string() };
         self.note(subject, Severity::Warning, "Preempted", words);
     }
 
@@ -243,12 +244,12 @@ impl EventRecorder {
             }
             return;
         };
-        let subject = Subject::Claim(at.claim.clone());
+        let subject = EventSubject::Claim(at.claim.clone());
         self.note(subject, Severity::Warning, "AllocationRefused", words.to_owned());
     }
 
     pub fn about(&mut self, claim: &ClaimRef, words: &str) {
-        let subject = Subject::Claim(claim.clone());
+        let subject = EventSubject::Claim(claim.clone());
         self.note(subject, Severity::Warning, "WaitingForGpuShare", words.to_owned());
     }
 
@@ -304,13 +305,13 @@ impl EventRecorder {
         (std::mem::take(&mut self.notes), std::mem::take(&mut self.troubles))
     }
 
-    fn note(&mut self, subject: Subject, severity: Severity, reason: &'static str, message: String) {
+    fn note(&mut self, subject: EventSubject, severity: Severity, reason: &'static str, message: String) {
         self.notes.push(Note { subject, severity, reason, message });
     }
 }
 
-fn subject(pod: &Pod) -> Subject {
-    Subject::Pod {
+fn subject(pod: &Pod) -> EventSubject {
+    EventSubject::Pod {
         namespace: pod.at.namespace.clone(),
         name: pod.at.name.clone(),
         uid: pod.at.uid.to_string(),

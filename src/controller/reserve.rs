@@ -49,13 +49,13 @@ const UNITS_MAX: usize = 16;
 #[derive(Debug)]
 pub struct Reserves {
     keep: Duration,
-    kept: BTreeMap<UnitKey, Kept>,
+    kept: BTreeMap<UnitKey, Reservation>,
     rests: BTreeMap<String, Rest>,
     /// Nodes on which nothing is kept before then.
     open: BTreeMap<NodeName, Moment>,
     /// How often units that still wait got nothing.
     vain: BTreeMap<UnitKey, u32>,
-    looked: BTreeMap<UnitKey, Looked>,
+    looked: BTreeMap<UnitKey, UnservedUnit>,
     /// Units whose turn has come in this round: what is kept for them holds for all after them.
     in_force: Vec<UnitKey>,
     /// There is something new to tell.
@@ -75,7 +75,7 @@ pub struct Evictions {
 
 /// What is kept for a unit.
 #[derive(Debug, Clone)]
-pub(super) struct Kept {
+pub(super) struct Reservation {
     pub namespace: String,
     /// As its own namespace knows it.
     pub name: String,
@@ -103,7 +103,7 @@ struct Rest {
 
 /// A unit for which nothing could be kept.
 #[derive(Debug, Clone, Copy)]
-struct Looked {
+struct UnservedUnit {
     again: Moment,
     /// For what is kept for others, which is to end.
     in_line: bool,
@@ -174,7 +174,7 @@ impl Reserves {
         self.kept.values().filter(|kept| kept.own).count() < UNITS_MAX
     }
 
-    pub(super) fn begin(&mut self, key: &UnitKey, kept: Kept) {
+    pub(super) fn begin(&mut self, key: &UnitKey, kept: Reservation) {
         self.looked.remove(key);
         self.kept.insert(key.clone(), kept);
         self.news = true;
@@ -271,7 +271,7 @@ impl Reserves {
     }
 
     /// Its nodes are open for at least so long.
-    fn over(&mut self, kept: &Kept, now: Moment, least: Duration) {
+    fn over(&mut self, kept: &Reservation, now: Moment, least: Duration) {
         // What waits in line may begin now.
         self.looked.clear();
         if kept.own {
@@ -291,7 +291,7 @@ impl Reserves {
         // As soon as nodes are open no longer there may be a place.
         let opened = self.open.values().copied().filter(|until| *until > now).min();
         let again = (now + ANEW).min(opened.unwrap_or(Moment::MAX));
-        self.looked.insert(key.clone(), Looked { again, in_line });
+        self.looked.insert(key.clone(), UnservedUnit { again, in_line });
     }
 
     pub(super) fn is_in_line(&self, key: &UnitKey) -> bool {
@@ -303,7 +303,7 @@ impl Reserves {
         self.open.keys().cloned().collect()
     }
 
-    pub(super) fn of(&self, key: &UnitKey) -> Option<&Kept> {
+    pub(super) fn of(&self, key: &UnitKey) -> Option<&Reservation> {
         self.kept.get(key)
     }
 
@@ -313,7 +313,7 @@ impl Reserves {
     }
 
     /// From now on in this round it holds.
-    pub(super) fn enforce(&mut self, key: &UnitKey) -> Option<&Kept> {
+    pub(super) fn enforce(&mut self, key: &UnitKey) -> Option<&Reservation> {
         let kept = self.kept.get(key)?;
         self.in_force.push(key.clone());
         Some(kept)
@@ -333,7 +333,7 @@ impl Reserves {
     }
 
     /// What is kept from pods of a namespace now.
-    pub(super) fn kept_from(&self, namespace: &str) -> impl Iterator<Item = &Kept> {
+    pub(super) fn kept_from(&self, namespace: &str) -> impl Iterator<Item = &Reservation> {
         let kept = self.in_force.iter().filter_map(|key| self.kept.get(key));
         kept.filter(move |kept| !kept.own || kept.namespace == namespace)
     }

@@ -24,11 +24,11 @@ use crate::controller::config::ControllerSettings;
 use crate::controller::core::Core;
 use crate::controller::lease::{Gate, Leasing};
 use crate::controller::metrics::ControllerMetrics;
-use crate::controller::mirror::{Mirror, Wanted, products};
+use crate::controller::mirror::{Mirror, WantedProducts, products};
 use crate::controller::pending::Pending;
 use crate::controller::preempt::PutOff;
 use crate::controller::templates::Templates;
-use crate::controller::write::{Outcome, Write};
+use crate::controller::write::{Write, WriteOutcome};
 use crate::controller::writer::{ANSWERS_MAX, QUEUE_CAPACITY, Writer};
 use crate::ops::OpsError;
 use crate::ops::drain::Signals;
@@ -182,7 +182,7 @@ pub async fn start(
     let (state, told) = watch::channel(json!({"leading": false}));
     let (pending, notes) = (Pending::default(), EventBacklog::default());
     let failed_events = 0;
-    let shown = Shown { state, products, mirrored: settings.mirror };
+    let shown = PublicState { state, products, mirrored: settings.mirror };
     let turning =
         ControllerLoop { core, api, events, notes, failed_events, writes, outcomes, pending, metrics, shown };
     tasks.spawn_on(&thread, "controller", turning.run(led, tasks.stop()));
@@ -216,16 +216,16 @@ async fn owner(
 
 /// What a turn begins with.
 enum Wakeup {
-    Outcome(Outcome),
+    Outcome(WriteOutcome),
     Change(Box<Change>),
     Tick,
     Nothing,
 }
 
 /// What others are told of how things are.
-struct Shown {
+struct PublicState {
     state: watch::Sender<Value>,
-    products: watch::Sender<Wanted>,
+    products: watch::Sender<WantedProducts>,
     mirrored: bool,
 }
 
@@ -236,11 +236,11 @@ struct ControllerLoop {
     notes: EventBacklog,
     failed_events: u64,
     writes: mpsc::Sender<Write>,
-    outcomes: mpsc::Receiver<Outcome>,
+    outcomes: mpsc::Receiver<WriteOutcome>,
     /// Decided, and not yet in the writer's queue.
     pending: Pending,
     metrics: ControllerMetrics,
-    shown: Shown,
+    shown: PublicState,
 }
 
 impl ControllerLoop {
@@ -330,7 +330,7 @@ impl ControllerLoop {
         }
     }
 
-    fn done(&mut self, outcome: Outcome, now: Moment) {
+    fn done(&mut self, outcome: WriteOutcome, now: Moment) {
         let (what, result) = outcome.labels();
         self.metrics.write(what, result);
         self.core.done(outcome, now);

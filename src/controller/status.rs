@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::allocate::{NodeView, audit};
 use crate::controller::core::Core;
-use crate::controller::holds::Phase;
+use crate::controller::holds::HoldPhase;
 use crate::controller::metrics::{Room, WaitingLabels};
 use crate::controller::recorder::Reason;
 use crate::controller::view::GpuRef;
@@ -86,13 +86,13 @@ fn room(node: NodeView<'_>) -> Room {
     room
 }
 
-fn word(phase: &Phase) -> &'static str {
+fn word(phase: &HoldPhase) -> &'static str {
     match phase {
-        Phase::Writing => "writing",
-        Phase::Settling { .. } => "settling",
-        Phase::Looking { .. } => "looking",
-        Phase::Held { idle: None, .. } => "held",
-        Phase::Held { .. } => "idle",
-        Phase::Releasing { .. } => "leaving",
+        HoldPhase::Writing => "writing",
+        HoldPhase::Settling { .. } => "settling",
+        HoldPhase::Looking { .. } => "looking",
+        HoldPhase::Held { idle: None, .. } => "held",
+        HoldPhase::Held { .. } => "idle",
+        HoldPhase::Releasing { .. } => "leaving",
     }
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 pub use plan::{Plan, PlannedClaim, as_grant};
 pub use unused::Because;
 
-use plan::{Next, Progress, Unit};
+use plan::{Next, PlanProgress, Unit};
 use unused::Unused;
 
 use crate::controller::Moment;
@@ -58,7 +58,7 @@ const REVIEW_EVERY: Duration = Duration::from_millis(500);
 /// See the module's text.
 #[derive(Debug, Default)]
 pub struct Tracker {
-    claims: BTreeMap<ClaimKey, Record>,
+    claims: BTreeMap<ClaimKey, ClaimRecord>,
     units: BTreeMap<UnitKey, Unit>,
     /// How many records have a write under way.
     under_way: usize,
@@ -71,8 +71,8 @@ pub struct Tracker {
 }
 
 #[derive(Debug, Default)]
-struct Record {
-    decision: Decision,
+struct ClaimRecord {
+    decision: ClaimDecision,
     write: Option<Writing>,
     rests_until: Option<Moment>,
     /// Why the claim waits, still to be written on it.
@@ -80,9 +80,9 @@ struct Record {
     unused: Option<Unused>,
 }
 
-impl Record {
+impl ClaimRecord {
     fn is_empty(&self) -> bool {
-        matches!(self.decision, Decision::Open)
+        matches!(self.decision, ClaimDecision::Open)
             && self.write.is_none()
             && self.rests_until.is_none()
             && self.reason.is_none()
@@ -91,10 +91,10 @@ impl Record {
 }
 
 #[derive(Debug, Default)]
-enum Decision {
+enum ClaimDecision {
     #[default]
     Open,
-    Planned(Progress),
+    Planned(PlanProgress),
     /// Its plan was cancelled, and its allocation may stand in the API soon.
     Unconfirmed {
         /// When to make sure that it does not; none: the answer to its write is still to come.
@@ -148,7 +148,7 @@ pub struct Cancelled {
 
 /// What follows from a write that failed.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FailedWrite {
     /// It is tried again, or need not be.
     Wait,
     /// The allocation was not written, and will not be ([`Tracker::confirmed`]).
@@ -162,12 +162,12 @@ pub enum Verdict {
 }
 
 impl Tracker {
-    fn record(&mut self, claim: ClaimKey) -> &mut Record {
+    fn record(&mut self, claim: ClaimKey) -> &mut ClaimRecord {
         self.claims.entry(claim).or_default()
     }
 
     /// Changes a record that there is; one that says nothing any more goes.
-    fn update<T>(&mut self, claim: ClaimKey, change: impl FnOnce(&mut Record) -> T) -> Option<T> {
+    fn update<T>(&mut self, claim: ClaimKey, change: impl FnOnce(&mut ClaimRecord) -> T) -> Option<T> {
         let record = self.claims.get_mut(&claim)?;
         let result = change(record);
         if record.is_empty() {
@@ -176,16 +176,16 @@ impl Tracker {
         Some(result)
     }
 
-    fn progress(&self, claim: ClaimKey) -> Option<&Progress> {
+    fn progress(&self, claim: ClaimKey) -> Option<&PlanProgress> {
         match &self.claims.get(&claim)?.decision {
-            Decision::Planned(progress) => Some(progress),
+            ClaimDecision::Planned(progress) => Some(progress),
             _ => None,
         }
     }
 
-    fn progress_mut(&mut self, claim: ClaimKey) -> Option<&mut Progress> {
+    fn progress_mut(&mut self, claim: ClaimKey) -> Option<&mut PlanProgress> {
         match &mut self.claims.get_mut(&claim)?.decision {
-            Decision::Planned(progress) => Some(progress),
+            ClaimDecision::Planned(progress) => Some(progress),
             _ => None,
         }
     }
@@ -195,7 +195,8 @@ impl Tracker {
     /// Takes over a decision for claims that were open. More pods of a gang join the plan that there is.
     pub fn plan(&mut self, key: UnitKey, plan: Plan, now: Moment) {
         for (claim, planned) in &plan.claims {
-            self.record(*claim).decision = Decision::Planned(Progress::new(&key, planned.clone(), now));
+            self.record(*claim).decision =
+                ClaimDecision::Planned(PlanProgress::new(&key, planned.clone(), now));
         }
         self.units.entry(key).or_insert_with(|| Unit::new(plan.since)).add(plan);
     }
@@ -207,7 +208,7 @@ impl Tracker {
 
     /// The claim is planned, or its allocation is unconfirmed.
     pub fn is_decided(&self, claim: ClaimKey) -> bool {
-        self.claims.get(&claim).is_some_and(|record| !matches!(record.decision, Decision::Open))
+        self.claims.get(&claim).is_some_and(|record| !matches!(record.decision, ClaimDecision::Open))
     }
 
     /// The unit that the claim is planned with.
@@ -222,7 +223,7 @@ impl Tracker {
 
     /// Units that are planned with a part of the GPU.
     pub fn units_on(&self, gpu: &GpuRef) -> Vec<UnitKey> {
-        let uses = |progress: &Progress| !progress.done && progress.claim.gpus().any(|one| one == *gpu);
+        let uses = |progress: &PlanProgress| !progress.done && progress.claim.gpus().any(|one| one == *gpu);
         let on = |unit: &Unit| unit.claims.iter().filter_map(|claim| self.progress(*claim)).any(uses);
         self.units.iter().filter(|(_, unit)| on(unit)).map(|(key, _)| key.clone()).collect()
     }
@@ -259,11 +260,12 @@ impl Tracker {
             let decision = match stored {
                 Stored::No | Stored::Open if is_written || lost => {
                     let confirm_at = (!is_written).then_some(now + unanswered_for(stored));
-                    Decision::Unconfirmed { confirm_at }
+                    ClaimDecision::Unconfirmed { confirm_at }
                 }
-                _ => Decision::Open,
+                _ => ClaimDecision::Open,
             };
-            let (open, is_gang) = (matches!(decision, Decision::Open), matches!(key, UnitKey::Gang { .. }));
+            let (open, is_gang) =
+                (matches!(decision, ClaimDecision::Open), matches!(key, UnitKey::Gang { .. }));
             self.update(claim, |record| record.decision = decision);
             match stored {
                 Stored::No | Stored::Open if open => freed.push(claim),
@@ -318,7 +320,7 @@ impl Tracker {
         let mut plan = Plan { pods: unit.pods, claims: BTreeMap::new(), since: unit.since };
         for claim in unit.claims {
             let decision = self.update(claim, |record| std::mem::take(&mut record.decision));
-            if let Some(Decision::Planned(progress)) = decision {
+            if let Some(ClaimDecision::Planned(progress)) = decision {
                 plan.claims.insert(claim, progress.claim);
             }
         }
@@ -342,9 +344,9 @@ impl Tracker {
     pub fn gone(&mut self, claim: ClaimKey, planned: bool) -> bool {
         let gone = self.update(claim, |record| {
             (record.unused, record.rests_until, record.reason) = (None, None, None);
-            let comes = planned && matches!(record.decision, Decision::Unconfirmed { .. });
+            let comes = planned && matches!(record.decision, ClaimDecision::Unconfirmed { .. });
             if !comes {
-                record.decision = Decision::Open;
+                record.decision = ClaimDecision::Open;
             }
             !comes
         });
@@ -387,7 +389,8 @@ impl Tracker {
                 at(*claim).is_some_and(|at| progress.next.may(at, now))
             };
             let open: Vec<ClaimKey> = unit.claims.iter().copied().filter(may).collect();
-            let held = |progress: &Progress| progress.done || progress.claim.gpus().all(|gpu| is_held(&gpu));
+            let held =
+                |progress: &PlanProgress| progress.done || progress.claim.gpus().all(|gpu| is_held(&gpu));
             if !open.is_empty() && unit.claims.iter().filter_map(|claim| self.progress(*claim)).all(held) {
                 due.extend(open);
             }
@@ -428,16 +431,16 @@ impl Tracker {
     }
 
     /// The claim's write was not done, or nobody knows. `stored`: the claim as it is known now.
-    pub fn failed(&mut self, claim: ClaimKey, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
+    pub fn failed(&mut self, claim: ClaimKey, failure: &Failure, stored: Stored, now: Moment) -> FailedWrite {
         match self.end(claim) {
             Some(Writing::Allocation) => return self.not_allocated(claim, failure, stored, now),
             Some(Writing::Creation) => {
                 // If it was created all the same, the watch tells, and ends the rest.
                 let rest = if matches!(failure, Failure::Refused(_)) { AFTER_REFUSAL } else { RETRY_AFTER };
                 self.record(claim).rests_until = Some(now + rest);
-                let Some(progress) = self.progress_mut(claim) else { return Verdict::NotCreated };
+                let Some(progress) = self.progress_mut(claim) else { return FailedWrite::NotCreated };
                 if matches!(failure, Failure::Refused(_)) {
-                    return Verdict::Refused(progress.unit.clone());
+                    return FailedWrite::Refused(progress.unit.clone());
                 }
                 progress.next = Next::From(now + rest);
             }
@@ -456,17 +459,23 @@ impl Tracker {
             Some(Writing::Confirmation) => self.confirm_at(claim, now + RETRY_AFTER),
             None => {}
         }
-        Verdict::Wait
+        FailedWrite::Wait
     }
 
-    fn not_allocated(&mut self, claim: ClaimKey, failure: &Failure, stored: Stored, now: Moment) -> Verdict {
+    fn not_allocated(
+        &mut self,
+        claim: ClaimKey,
+        failure: &Failure,
+        stored: Stored,
+        now: Moment,
+    ) -> FailedWrite {
         let Some(progress) = self.progress_mut(claim) else {
             if !matches!(failure, Failure::Silent(_)) {
-                return Verdict::NotWritten;
+                return FailedWrite::NotWritten;
             }
             let confirm_at = Some(now + unanswered_for(stored));
-            self.record(claim).decision = Decision::Unconfirmed { confirm_at };
-            return Verdict::Wait;
+            self.record(claim).decision = ClaimDecision::Unconfirmed { confirm_at };
+            return FailedWrite::Wait;
         };
         let unit = progress.unit.clone();
         match failure {
@@ -485,13 +494,13 @@ impl Tracker {
             Failure::Silent(_) => {
                 (progress.next, progress.lost) = (Next::From(now + RETRY_AFTER), true);
             }
-            Failure::Gone => return Verdict::Cancel(unit),
+            Failure::Gone => return FailedWrite::Cancel(unit),
             Failure::Refused(_) => {
                 self.record(claim).rests_until = Some(now + AFTER_REFUSAL);
-                return Verdict::Refused(unit);
+                return FailedWrite::Refused(unit);
             }
         }
-        Verdict::Wait
+        FailedWrite::Wait
     }
 
     // Unconfirmed allocations.
@@ -499,7 +508,7 @@ impl Tracker {
     /// When to make sure of an allocation that is unconfirmed.
     pub fn confirm_at(&mut self, claim: ClaimKey, at: Moment) {
         self.update(claim, |record| {
-            if let Decision::Unconfirmed { confirm_at } = &mut record.decision {
+            if let ClaimDecision::Unconfirmed { confirm_at } = &mut record.decision {
                 *confirm_at = Some(at);
             }
         });
@@ -508,9 +517,9 @@ impl Tracker {
     /// Whether the allocation stands in the API is known now. True if it was not.
     pub fn confirmed(&mut self, claim: ClaimKey) -> bool {
         let confirmed = self.update(claim, |record| {
-            let unconfirmed = matches!(record.decision, Decision::Unconfirmed { .. });
+            let unconfirmed = matches!(record.decision, ClaimDecision::Unconfirmed { .. });
             if unconfirmed {
-                record.decision = Decision::Open;
+                record.decision = ClaimDecision::Open;
             }
             unconfirmed
         });
@@ -519,15 +528,15 @@ impl Tracker {
 
     /// Claims whose allocation it is time to make sure of.
     pub fn to_confirm(&self, now: Moment) -> Vec<ClaimKey> {
-        let due = |record: &Record| match record.decision {
-            Decision::Unconfirmed { confirm_at } => confirm_at.is_some_and(|at| at <= now),
+        let due = |record: &ClaimRecord| match record.decision {
+            ClaimDecision::Unconfirmed { confirm_at } => confirm_at.is_some_and(|at| at <= now),
             _ => false,
         };
         self.free(due).collect()
     }
 
     /// Claims without a write under way of which this is true.
-    fn free(&self, is: impl Fn(&Record) -> bool) -> impl Iterator<Item = ClaimKey> {
+    fn free(&self, is: impl Fn(&ClaimRecord) -> bool) -> impl Iterator<Item = ClaimKey> {
         let free = self.claims.iter().filter(move |(_, record)| record.write.is_none() && is(record));
         free.map(|(claim, _)| *claim)
     }
@@ -570,11 +579,11 @@ impl Tracker {
 
     /// When time alone brings something, after `now`.
     pub fn next(&self, rules: &Rules, now: Moment) -> Option<Moment> {
-        let of = |record: &Record| {
+        let of = |record: &ClaimRecord| {
             let decision = match &record.decision {
-                Decision::Open => None,
-                Decision::Planned(progress) => progress.next.due(),
-                Decision::Unconfirmed { confirm_at } => *confirm_at,
+                ClaimDecision::Open => None,
+                ClaimDecision::Planned(progress) => progress.next.due(),
+                ClaimDecision::Unconfirmed { confirm_at } => *confirm_at,
             };
             let unused = record.unused.as_ref().and_then(|unused| unused.due(rules));
             let reason = self.reasons_after.filter(|_| record.reason.is_some());

@@ -13,7 +13,7 @@ use crate::controller::classes::OurClasses;
 use crate::controller::requests::{exact, expressions};
 use crate::model::claim::ConfigSource;
 use crate::model::names::{DRIVER, RequestName};
-use crate::params::{self, AskedError, GpuShare, Params, Said, decode};
+use crate::params::{self, AskedError, GpuShare, Params, ShareSource, decode};
 use crate::select::{CLAIM_BYTES_MAX, Toleration};
 
 mod size;
@@ -291,12 +291,12 @@ fn capacity(exactly: &ExactDeviceRequest) -> impl Iterator<Item = (&str, &str)> 
 }
 
 /// The last GpuShare that is meant for the request counts, as a whole.
-fn said<'a>(request: &NamedRequest, configs: &'a [Entry<'_>]) -> Result<Said<'a>, String> {
-    let mut last = Said::Nowhere;
+fn said<'a>(request: &NamedRequest, configs: &'a [Entry<'_>]) -> Result<ShareSource<'a>, String> {
+    let mut last = ShareSource::Nowhere;
     for entry in configs.iter().filter(|entry| entry.is_for(request)) {
         match &entry.params {
-            Params::Share(share) if entry.class.is_some() => last = Said::ByClass(share),
-            Params::Share(share) => last = Said::ByClaim(share),
+            Params::Share(share) if entry.class.is_some() => last = ShareSource::ByClass(share),
+            Params::Share(share) => last = ShareSource::ByClaim(share),
             other if messages::may_stand_beside_shares(other, entry.requests.is_empty()) => {}
             // The node would refuse it, again and again.
             other => {
@@ -330,7 +330,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controller::classes::Class;
+    use crate::controller::classes::OurClass;
     use crate::model::names::SHARED_CLASS;
     use crate::model::quantity::Bytes;
     use crate::params::Amount;
@@ -418,7 +418,7 @@ mod tests {
     fn a_class_may_say_how_much() {
         let mut classes = OurClasses::default();
         let config = serde_json::from_value(json!([share_of(json!({"memory": "1Gi"}))])).unwrap();
-        classes.set(SHARED_CLASS, Class { config, ..Class::default() });
+        classes.set(SHARED_CLASS, OurClass { config, ..OurClass::default() });
         let claim = claim(json!({"requests": [request("a", json!({}))]}));
         assert_eq!(
             wants(&claim, &classes).unwrap()[0].requests[0].share.amount,
@@ -432,7 +432,7 @@ mod tests {
         let mut classes = OurClasses::default();
         let config =
             serde_json::from_value(json!([share_of(json!({"memory": "1Gi", "compute": 7}))])).unwrap();
-        classes.set(SHARED_CLASS, Class { config, ..Class::default() });
+        classes.set(SHARED_CLASS, OurClass { config, ..OurClass::default() });
         for (config, classes, compute) in [
             (vec![], OurClasses::default(), None),
             (vec![share_of(json!({"compute": 20}))], OurClasses::default(), Some(20)),

@@ -7,7 +7,7 @@ use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::view::GpuRef;
-use crate::controller::view::movable::Owner;
+use crate::controller::view::movable::PodOwner;
 use crate::model::claim::{ClaimKey, PodRef};
 use crate::model::names::{ClaimUid, PodUid};
 
@@ -44,12 +44,12 @@ pub enum Write {
     /// Evict a pod.
     Evict(PodRef),
     /// Evict a pod so that another like it is made elsewhere, if its owner makes one.
-    Move(PodRef, Owner),
+    Move(PodRef, PodOwner),
 }
 
 /// The answer to each [`Write`], in any order.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum WriteOutcome {
     Held(GpuRef, Result<Box<ResourceClaim>, Failure>),
     BarrierWritten(ClaimUid, Result<Box<ResourceClaim>, Failure>),
     Released(GpuRef, ClaimUid, Result<(), Failure>),
@@ -100,7 +100,7 @@ impl Failure {
     }
 }
 
-impl Outcome {
+impl WriteOutcome {
     /// The claim that was to be changed, and that the API server does not have. `key`: by its UID.
     pub fn gone(&self, key: impl Fn(&ClaimUid) -> Option<ClaimKey>) -> Option<ClaimKey> {
         match self {

@@ -18,8 +18,8 @@ use crate::controller::holds::ReleaseStep;
 use crate::controller::lease::Gate;
 use crate::controller::view::GpuRef;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
-use crate::controller::view::movable::{Owner, OwnerKind};
-use crate::controller::write::{FINALIZER, Failure, Outcome, Write};
+use crate::controller::view::movable::{OwnerKind, PodOwner};
+use crate::controller::write::{FINALIZER, Failure, Write, WriteOutcome};
 use crate::model::claim::{ClaimRef, PodRef};
 use crate::model::error_chain;
 use crate::model::fnv1a;
@@ -47,7 +47,7 @@ pub struct Writer {
 
 impl Writer {
     /// Until the queue is closed and everything under way has ended.
-    pub async fn run(self, mut writes: mpsc::Receiver<Write>, outcomes: mpsc::Sender<Outcome>) {
+    pub async fn run(self, mut writes: mpsc::Receiver<Write>, outcomes: mpsc::Sender<WriteOutcome>) {
         let mut at_work = FuturesUnordered::new();
         let mut open = true;
         while open || !at_work.is_empty() {
@@ -67,52 +67,52 @@ impl Writer {
         }
     }
 
-    async fn told(&self, write: Write) -> Outcome {
+    async fn told(&self, write: Write) -> WriteOutcome {
         let outcome = self.write(write).await;
         let (what, result) = outcome.labels();
         debug!(what, result, "answered");
         outcome
     }
 
-    async fn write(&self, write: Write) -> Outcome {
+    async fn write(&self, write: Write) -> WriteOutcome {
         match write {
             Write::Hold(gpu) => {
                 let result = self.hold(&gpu).await;
-                Outcome::Held(gpu, result)
+                WriteOutcome::Held(gpu, result)
             }
             Write::WatchBarrier(at) => {
                 // The same text again would change nothing, and the watch would bring nothing.
                 let text = at.resource_version.clone();
                 let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
-                Outcome::BarrierWritten(at.claim.uid, result.map(Box::new))
+                WriteOutcome::BarrierWritten(at.claim.uid, result.map(Box::new))
             }
             Write::Release(gpu, step) => {
                 let uid = step.at().claim.uid.clone();
-                Outcome::Released(gpu.clone(), uid, self.release(&gpu, step).await)
+                WriteOutcome::Released(gpu.clone(), uid, self.release(&gpu, step).await)
             }
             Write::Allocate { claim, at, marks, allocation } => {
-                Outcome::Allocated(claim, self.allocate(at, &marks, *allocation).await.map(Box::new))
+                WriteOutcome::Allocated(claim, self.allocate(at, &marks, *allocation).await.map(Box::new))
             }
             Write::Clear(claim, at) => {
                 let result = self.gated(|| self.api.set_allocation(&at, None)).await;
-                Outcome::Cleared(claim, result.map(Box::new))
+                WriteOutcome::Cleared(claim, result.map(Box::new))
             }
             Write::Mark(claim, at, marks) => {
                 let result = self.gated(|| self.api.mark_claim(&at, &marks)).await;
-                Outcome::Marked(claim, result.map(Box::new))
+                WriteOutcome::Marked(claim, result.map(Box::new))
             }
             Write::Evict(pod) => {
                 let result = self.gated(|| self.api.evict_pod(&pod)).await;
-                Outcome::Evicted(pod, result)
+                WriteOutcome::Evicted(pod, result)
             }
             Write::Create(claim, object, allocation) => {
                 let made = self.gated(|| self.api.create_claim(&object)).await;
-                Outcome::Created(claim, self.after_creation(made, allocation).await.map(Box::new))
+                WriteOutcome::Created(claim, self.after_creation(made, allocation).await.map(Box::new))
             }
             Write::Move(pod, owner) => {
                 let result = self.evict(&pod, &owner).await;
-                Outcome::Moved(pod.uid, result)
+                WriteOutcome::Moved(pod.uid, result)
             }
         }
     }
@@ -129,7 +129,7 @@ impl Writer {
     }
 
     /// Evicts a pod, if its owner makes another.
-    async fn evict(&self, pod: &PodRef, owner: &Owner) -> Result<(), Failure> {
+    async fn evict(&self, pod: &PodRef, owner: &PodOwner) -> Result<(), Failure> {
         if owner.kind == OwnerKind::Job {
             let why =
                 self.gated(|| self.api.why_job_gives_up(&pod.namespace, &owner.name, &owner.uid)).await?;

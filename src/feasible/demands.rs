@@ -15,7 +15,7 @@ const ENTRY: usize = 64;
 /// Pods of one template have the same: they are compared by what they say.
 #[derive(Debug, Clone)]
 pub struct Demands {
-    said: Said,
+    said: SpecDemands,
     /// How many bytes they have, without volumes.
     bytes: usize,
     /// That many are more than are kept: then the pod may run nowhere.
@@ -27,7 +27,7 @@ pub struct Demands {
 }
 
 #[derive(Debug, Clone)]
-struct Said {
+struct SpecDemands {
     node_name: Option<String>,
     node_selector: BTreeMap<String, String>,
     affinity: Option<NodeSelector>,
@@ -48,7 +48,7 @@ impl Demands {
     pub fn of(pod: &PodSpec) -> Self {
         let bytes = bytes(pod);
         if bytes > BYTES_MAX {
-            let said = Said {
+            let said = SpecDemands {
                 node_name: None,
                 node_selector: BTreeMap::new(),
                 affinity: None,
@@ -58,7 +58,7 @@ impl Demands {
             return Self { said, bytes, is_too_large: true, volumes: Vec::new(), left_out: 0 };
         }
         let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-        let said = Said {
+        let said = SpecDemands {
             node_name: pod.node_name.clone().filter(|name| !name.is_empty()),
             node_selector: pod.node_selector.clone().unwrap_or_default(),
             affinity: affinity
@@ -199,7 +199,7 @@ impl Ord for Demands {
     }
 }
 
-impl Said {
+impl SpecDemands {
     /// By all of it, field by field: the API's types have no order.
     fn order(&self, other: &Self) -> Ordering {
         let terms = |said: &Self| said.affinity.as_ref().map(|affinity| affinity.node_selector_terms.len());

@@ -33,7 +33,7 @@ mod volume;
 use thiserror::Error;
 
 pub use demands::Demands;
-pub use neighbours::{Count, Judged, Labels, Namespaces, Spread, Term, Terms, TooLarge, Whom};
+pub use neighbours::{Count, Judged, Namespaces, PodLabels, Spread, Term, Terms, TooLarge, Whom};
 pub use node::Node;
 pub use ports::{HostPort, Protocol};
 pub use room::{Resources, all_requests, left, other_requests, requests, short_of, taken};

@@ -14,7 +14,7 @@ use super::{Demands, Node, Unfit, affinity, taint};
 use crate::model::named::Named;
 
 /// Labels of a pod.
-pub type Labels = Named<str, str>;
+pub type PodLabels = Named<str, str>;
 
 /// Bytes of a pod's terms, an entry counting [`ENTRY`] beside its text: people write some hundred.
 const BYTES_MAX: usize = 16 << 10;
@@ -131,7 +131,7 @@ impl Selector {
         Some(Self::All(all.into()))
     }
 
-    pub fn matches(&self, labels: &Labels) -> bool {
+    pub fn matches(&self, labels: &PodLabels) -> bool {
         match self {
             Self::Nothing => false,
             Self::All(all) => all.iter().all(|one| one.holds(labels.get(&*one.key))),
@@ -212,7 +212,7 @@ impl Namespaces {
 
 impl Whom {
     /// The term is about pods of this namespace with these labels.
-    pub fn are(&self, namespace: &str, labels: &Labels) -> bool {
+    pub fn are(&self, namespace: &str, labels: &PodLabels) -> bool {
         self.namespaces.have(namespace) && self.selector.matches(labels)
     }
 
@@ -233,7 +233,7 @@ impl Term {
 }
 
 impl Spread {
-    fn of(one: &TopologySpreadConstraint, namespace: &str, labels: &Labels) -> Option<Self> {
+    fn of(one: &TopologySpreadConstraint, namespace: &str, labels: &PodLabels) -> Option<Self> {
         let honors = |policy: &Option<String>, usual: &str| policy.as_deref().unwrap_or(usual) == "Honor";
         // From 1.34 on the API server writes these into the selector itself.
         let keys = one.match_label_keys.iter().flatten();
@@ -257,7 +257,7 @@ impl Terms {
     ///
     /// # Errors
     /// They are longer than what is read.
-    pub fn of(pod: &PodSpec, namespace: &str, labels: &Labels) -> Result<Self, TooLarge> {
+    pub fn of(pod: &PodSpec, namespace: &str, labels: &PodLabels) -> Result<Self, TooLarge> {
         let is_bound = pod.node_name.as_deref().is_some_and(|name| !name.is_empty());
         let affinity = pod.affinity.as_ref();
         let apart = affinity.and_then(|one| one.pod_anti_affinity.as_ref());
@@ -296,7 +296,7 @@ impl Terms {
     }
 
     /// The pod is one of those that all terms of its affinity are about.
-    pub fn is_near_itself(&self, namespace: &str, labels: &Labels) -> bool {
+    pub fn is_near_itself(&self, namespace: &str, labels: &PodLabels) -> bool {
         !self.near.is_empty() && self.near.iter().all(|term| term.whom.are(namespace, labels))
     }
 }

@@ -10,7 +10,7 @@ use super::*;
 const ZONE: &str = "topology.kubernetes.io/zone";
 const HOST: &str = "kubernetes.io/hostname";
 
-fn labels(value: &Value) -> Labels {
+fn labels(value: &Value) -> PodLabels {
     let all = value.as_object().unwrap().iter();
     all.map(|(key, value)| (key.as_str(), value.as_str().unwrap())).collect()
 }
@@ -42,7 +42,7 @@ type Other<'a> = (&'a str, Value, bool);
 fn open(pod: &Value, own: &Value, others: &[Other<'_>]) -> (Vec<String>, Vec<String>) {
     let (nodes, own, spec) = (nodes(), labels(own), spec(pod));
     let (terms, demands) = (Terms::of(&spec, "ml", &own).unwrap(), Demands::of(&spec));
-    let count = |are: &dyn Fn(&Labels) -> bool| {
+    let count = |are: &dyn Fn(&PodLabels) -> bool| {
         let mut counts = BTreeMap::<&str, Count>::new();
         for (node, labelled, is_bound) in others {
             if are(&labels(labelled)) {
@@ -280,7 +280,7 @@ fn namespaces_are_the_own_one_those_that_are_named_or_all() {
     let of = |more: Value| {
         let mut one = term(HOST, &json!({"app": "web"}));
         one.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        Terms::of(&spec(&apart(json!([one]))), "ml", &Labels::default()).unwrap()
+        Terms::of(&spec(&apart(json!([one]))), "ml", &PodLabels::default()).unwrap()
     };
     let named = |operator: &str, values: &[&str]| json!({"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": operator, "values": values}]});
     let by_name = json!({"matchLabels": {"kubernetes.io/metadata.name": "x"}});
@@ -305,7 +305,7 @@ fn namespaces_are_the_own_one_those_that_are_named_or_all() {
     }
     // All terms of an affinity are about the same pods: with one that is not read none is.
     let unread = json!({"topologyKey": ZONE, "namespaceSelector": {"matchLabels": {"team": "a"}}, "labelSelector": {}});
-    let terms = Terms::of(&spec(&near(json!([term(ZONE, &json!({})), unread]))), "ml", &Labels::default());
+    let terms = Terms::of(&spec(&near(json!([term(ZONE, &json!({})), unread]))), "ml", &PodLabels::default());
     assert!(terms.unwrap().is_none());
 }
 
@@ -383,7 +383,7 @@ fn the_reason_names_the_domain_with_numbers() {
         said[2],
         "x lacks the label topology.kubernetes.io/zone of the pod's topologySpreadConstraints"
     );
-    let terms = Terms::of(&spec(&apart(json!([term(HOST, &web)]))), "ml", &Labels::default()).unwrap();
+    let terms = Terms::of(&spec(&apart(json!([term(HOST, &web)]))), "ml", &PodLabels::default()).unwrap();
     let nodes = nodes();
     let judged =
         Judged::apart(&terms.apart[0], true, [(&nodes[0], Count { bound: 1, placed: 0 })].into_iter());

@@ -17,11 +17,11 @@ pub struct Resources {
     pub pods: u64,
 }
 
-type List = BTreeMap<String, ApiQuantity>;
+type Quantities = BTreeMap<String, ApiQuantity>;
 
 impl Resources {
     /// Rounded up, as kube-scheduler does. What cannot be read counts as nothing: the API server has read it.
-    pub(super) fn of(list: Option<&List>) -> Self {
+    pub(super) fn of(list: Option<&Quantities>) -> Self {
         let quantity = |name: &str| list?.get(name)?.0.parse::<Quantity>().ok();
         Self {
             cpu_milli: quantity("cpu").and_then(Quantity::millis_ceil).unwrap_or(0),
@@ -71,11 +71,11 @@ pub fn taken(pod: &Pod) -> Resources {
     let running = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
     let init = status.and_then(|status| status.init_container_statuses.as_deref()).unwrap_or_default();
     total(spec, &|kind, container| {
-        let statuses = if kind == Kind::Main { running } else { init };
+        let statuses = if kind == ContainerKind::Main { running } else { init };
         let status = statuses.iter().find(|status| status.name == container.name);
         let asked = Resources::of(requested(container.resources.as_ref()));
         // A plain init container cannot be resized.
-        status.filter(|_| kind != Kind::Init).map_or(asked, |status| asked.max(in_force(status)))
+        status.filter(|_| kind != ContainerKind::Init).map_or(asked, |status| asked.max(in_force(status)))
     })
 }
 
@@ -84,12 +84,12 @@ fn in_force(status: &ContainerStatus) -> Resources {
         .max(Resources::of(requested(status.resources.as_ref())))
 }
 
-fn requested(resources: Option<&ResourceRequirements>) -> Option<&List> {
+fn requested(resources: Option<&ResourceRequirements>) -> Option<&Quantities> {
     resources?.requests.as_ref()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ContainerKind {
     Main,
     Sidecar,
     Init,
@@ -98,17 +98,18 @@ enum Kind {
 /// Containers and sidecars run at once. Init containers run one after another, each beside the sidecars that were
 /// started before it: the most of all these moments counts. Requests of the pod itself stand for those of its
 /// containers; overhead comes on top.
-fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Resources) -> Resources {
-    let mut sum = pod.containers.iter().fold(Resources::default(), |sum, one| sum.plus(of(Kind::Main, one)));
+fn total(pod: &PodSpec, of: &dyn Fn(ContainerKind, &Container) -> Resources) -> Resources {
+    let mut sum =
+        pod.containers.iter().fold(Resources::default(), |sum, one| sum.plus(of(ContainerKind::Main, one)));
     let (mut sidecars, mut peak) = (Resources::default(), Resources::default());
     for container in pod.init_containers.iter().flatten() {
         if container.restart_policy.as_deref() == Some("Always") {
-            let room = of(Kind::Sidecar, container);
+            let room = of(ContainerKind::Sidecar, container);
             sum = sum.plus(room);
             sidecars = sidecars.plus(room);
             peak = peak.max(sidecars);
         } else {
-            peak = peak.max(sidecars.plus(of(Kind::Init, container)));
+            peak = peak.max(sidecars.plus(of(ContainerKind::Init, container)));
         }
     }
     let mut room = sum.max(peak);
@@ -124,7 +125,7 @@ fn total(pod: &PodSpec, of: &dyn Fn(Kind, &Container) -> Resources) -> Resources
 /// sidecars, or what an init container asks if that is more. What cannot be read counts as nothing.
 pub fn all_requests<'a>(
     pod: &'a PodSpec,
-    list: &dyn Fn(&'a ResourceRequirements) -> Option<&'a List>,
+    list: &dyn Fn(&'a ResourceRequirements) -> Option<&'a Quantities>,
 ) -> BTreeMap<String, u64> {
     let of = |container: &'a Container| {
         let resources = container.resources.as_ref().and_then(list).into_iter().flatten();
@@ -155,7 +156,7 @@ pub fn other_requests(pod: &PodSpec) -> BTreeMap<String, u64> {
 
 /// How much a list has of resources other than CPU, memory and number of pods, in units. What cannot be read counts as
 /// nothing.
-pub(super) fn units_of_others(list: Option<&List>) -> impl Iterator<Item = (&str, u64)> {
+pub(super) fn units_of_others(list: Option<&Quantities>) -> impl Iterator<Item = (&str, u64)> {
     list.into_iter()
         .flatten()
         .filter(|(name, _)| is_other(name))

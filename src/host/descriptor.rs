@@ -25,7 +25,7 @@ const KCMP_FILES: libc::c_long = 2;
 
 /// Whose table of open files it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Table {
+pub(super) enum DescriptorTable {
     /// That of a process's first thread.
     Process(u32),
     /// That of another thread: Linux 6.9.
@@ -61,10 +61,10 @@ impl From<Errno> for NoMeaning {
 }
 
 /// What the descriptor of this number means. Closes the reference that it takes: see the module's text.
-pub(super) fn meaning(table: Table, number: RawFd) -> Result<Meaning, NoMeaning> {
+pub(super) fn meaning(table: DescriptorTable, number: RawFd) -> Result<Meaning, NoMeaning> {
     let (id, flags) = match table {
-        Table::Process(pid) => (pid, 0),
-        Table::Thread(thread) => (thread, libc::PIDFD_THREAD),
+        DescriptorTable::Process(pid) => (pid, 0),
+        DescriptorTable::Thread(thread) => (thread, libc::PIDFD_THREAD),
     };
     // A kernel that does not know the flag says EINVAL.
     let owner = call(libc::SYS_pidfd_open, [id.into(), flags.into(), 0])?;
@@ -130,14 +130,14 @@ mod tests {
 
     #[test]
     fn a_descriptor_means_a_device_a_place_another_file_or_nothing() {
-        let own = Table::Process(std::process::id());
+        let own = DescriptorTable::Process(std::process::id());
         let of = |file: &File| meaning(own, file.as_raw_fd());
         assert_eq!(of(&File::open("/dev/full").unwrap()), Ok(Meaning::Device((1, 7))));
         let place = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open("/dev/full").unwrap();
         assert_eq!(of(&place), Ok(Meaning::Place));
         assert_eq!(of(&File::open("/proc/self/status").unwrap()), Ok(Meaning::Other));
         assert_eq!(meaning(own, 1_000_000), Err(NoMeaning::Gone));
-        assert_eq!(meaning(Table::Process(u32::MAX >> 1), 0), Err(NoMeaning::Gone));
+        assert_eq!(meaning(DescriptorTable::Process(u32::MAX >> 1), 0), Err(NoMeaning::Gone));
     }
 
     /// No kernel: what is refused says nothing about the file.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{major, minor};
 
 use super::driver_root::{Looker, RootView};
-use crate::cdi::{CdiNodes, DeviceNode, DeviceNodes, Node, NodeState};
+use crate::cdi::{CdiNodes, DeviceNode, DeviceNodeState, DeviceNodes, DriverNode};
 
 /// The root that has the `dev` directory with NVIDIA's nodes, and the proc file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum NodeError {
         "no number for {node} below {}: the MIG instance is gone, or the proc root is not the driver's",
         proc.display()
     )]
-    Capability { node: Node, proc: PathBuf },
+    Capability { node: DriverNode, proc: PathBuf },
     #[error("{} says \"{text}\" where a device number was expected", path.display())]
     Malformed { path: PathBuf, text: String },
     #[error("cannot read {}", path.display())]
@@ -61,15 +61,16 @@ pub fn look(root: &DevRoot, wanted: &[CdiNodes]) -> Result<DeviceNodes, NodeErro
     let look = Looker::new(&root.view);
     let kernel = Kernel::read(&root.proc)?;
     if let Some(dxg) = dxg(&look, &kernel)? {
-        let boards = wanted.iter().flat_map(CdiNodes::nodes).filter(|node| matches!(node, Node::Gpu { .. }));
+        let boards =
+            wanted.iter().flat_map(CdiNodes::nodes).filter(|node| matches!(node, DriverNode::Gpu { .. }));
         return Ok(DeviceNodes(boards.map(|node| (node, dxg.clone())).collect()));
     }
     let mut nodes = BTreeMap::new();
-    for node in Node::CONTROL.into_iter().chain(wanted.iter().flat_map(CdiNodes::nodes)) {
+    for node in DriverNode::CONTROL.into_iter().chain(wanted.iter().flat_map(CdiNodes::nodes)) {
         let (name, numbers) = kernel.place(node)?;
         match find(&look, &format!("dev/{name}"), numbers)? {
             Some(found) => drop(nodes.insert(node, found)),
-            None if matches!(node, Node::Uvm | Node::UvmTools | Node::Modeset) => {}
+            None if matches!(node, DriverNode::Uvm | DriverNode::UvmTools | DriverNode::Modeset) => {}
             None => {
                 let host = format!("{}/dev/{name}", root.view.outside.trim_end_matches('/'));
                 return Err(NodeError::Missing { host, devices: root.proc.join("devices") });
@@ -101,10 +102,10 @@ fn find(look: &Looker<'_>, place: &str, kernel: Option<(u32, u32)>) -> Result<Op
     };
     Ok(match (numbers, kernel) {
         (Some((major, minor)), kernel) if kernel.is_none_or(|known| known == (major, minor)) => {
-            Some(DeviceNode { container, host, major, minor, state: NodeState::Present })
+            Some(DeviceNode { container, host, major, minor, state: DeviceNodeState::Present })
         }
         (_, Some((major, minor))) => {
-            Some(DeviceNode { container, host, major, minor, state: NodeState::KernelOnly })
+            Some(DeviceNode { container, host, major, minor, state: DeviceNodeState::KernelOnly })
         }
         (_, None) => None,
     })
@@ -138,19 +139,19 @@ impl<'a> Kernel<'a> {
     }
 
     /// The node's path below `/dev`, and its numbers where the kernel tells them.
-    fn place(&self, node: Node) -> Result<(String, Option<(u32, u32)>), NodeError> {
+    fn place(&self, node: DriverNode) -> Result<(String, Option<(u32, u32)>), NodeError> {
         let board = |minor| self.has_boards().then_some((NVIDIA_MAJOR, minor));
         let uvm = |minor| self.majors.get("nvidia-uvm").map(|major| (*major, minor));
         Ok(match node {
-            Node::Control => ("nvidiactl".to_owned(), board(CONTROL_MINOR)),
-            Node::Modeset => (
+            DriverNode::Control => ("nvidiactl".to_owned(), board(CONTROL_MINOR)),
+            DriverNode::Modeset => (
                 "nvidia-modeset".to_owned(),
                 self.majors.contains_key("nvidia-modeset").then_some((NVIDIA_MAJOR, MODESET_MINOR)),
             ),
-            Node::Uvm => ("nvidia-uvm".to_owned(), uvm(0)),
-            Node::UvmTools => ("nvidia-uvm-tools".to_owned(), uvm(1)),
-            Node::Gpu { minor } => (format!("nvidia{minor}"), board(minor)),
-            Node::GpuInstance { .. } | Node::ComputeInstance { .. } => {
+            DriverNode::Uvm => ("nvidia-uvm".to_owned(), uvm(0)),
+            DriverNode::UvmTools => ("nvidia-uvm-tools".to_owned(), uvm(1)),
+            DriverNode::Gpu { minor } => (format!("nvidia{minor}"), board(minor)),
+            DriverNode::GpuInstance { .. } | DriverNode::ComputeInstance { .. } => {
                 let minor = self.capability(node)?;
                 let major = self.majors.get("nvidia-caps");
                 (format!("nvidia-caps/nvidia-cap{minor}"), major.map(|major| (*major, minor)))
@@ -164,12 +165,12 @@ impl<'a> Kernel<'a> {
     }
 
     /// The minor number of a MIG capability.
-    fn capability(&self, node: Node) -> Result<u32, NodeError> {
+    fn capability(&self, node: DriverNode) -> Result<u32, NodeError> {
         let (file, entry) = match node {
-            Node::GpuInstance { gpu, instance } => {
+            DriverNode::GpuInstance { gpu, instance } => {
                 (format!("gpu{gpu}/mig/gi{instance}/access"), format!("gpu{gpu}/gi{instance}/access"))
             }
-            Node::ComputeInstance { gpu, instance, compute } => (
+            DriverNode::ComputeInstance { gpu, instance, compute } => (
                 format!("gpu{gpu}/mig/gi{instance}/ci{compute}/access"),
                 format!("gpu{gpu}/gi{instance}/ci{compute}/access"),
             ),

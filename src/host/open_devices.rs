@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use super::cgroup::ProcessOwner;
 pub use super::descriptor::DeviceNumber;
-use super::descriptor::{self, Meaning, NoMeaning, Table, device_at, have_one_table};
+use super::descriptor::{self, DescriptorTable, Meaning, NoMeaning, device_at, have_one_table};
 use super::process::{LocalProcesses, PodProcesses, Processes, is_gone};
 use crate::model::names::PodUid;
 
@@ -76,11 +76,11 @@ pub struct FileLook {
     /// The process that is looked at, and how many files were.
     at: AtomicU32,
     steps: AtomicU64,
-    progress: Mutex<Progress>,
+    progress: Mutex<SearchProgress>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Progress {
+struct SearchProgress {
     found: OpenDevices,
     /// The pod that is looked at.
     at: Option<PodUid>,
@@ -96,7 +96,7 @@ impl FileLook {
     ) -> Self {
         let all: BTreeSet<PodUid> = pods.keys().cloned().collect();
         let found = OpenDevices { unfinished: all.clone(), unreached: all, ..OpenDevices::default() };
-        let progress = Mutex::new(Progress { found, at: None });
+        let progress = Mutex::new(SearchProgress { found, at: None });
         let (pods, at, steps) = (pods.into_iter().collect(), AtomicU32::new(0), AtomicU64::new(0));
         Self { pods, devices, skipped, until, at, steps, progress }
     }
@@ -104,11 +104,11 @@ impl FileLook {
     /// What is left of a look that was held up, until the same time. What that one found stays found. The pod that held it
     /// up comes last: it may have more such processes.
     pub fn after(held_up: &Self, skipped: BTreeSet<u32>) -> Self {
-        let Progress { found, at } = held_up.progress();
+        let SearchProgress { found, at } = held_up.progress();
         let left = held_up.pods.iter().filter(|(pod, _)| found.unfinished.contains(pod));
         let mut pods: Vec<_> = left.cloned().collect();
         pods.sort_by_key(|(pod, _)| Some(pod) == at.as_ref());
-        let progress = Mutex::new(Progress { found, at: None });
+        let progress = Mutex::new(SearchProgress { found, at: None });
         let (devices, until) = (held_up.devices.clone(), held_up.until);
         Self { pods, devices, skipped, until, at: AtomicU32::new(0), steps: AtomicU64::new(0), progress }
     }
@@ -155,7 +155,7 @@ impl FileLook {
     }
 
     /// A process that holds looks up is not asked whose it is. One that is not in the look's pods may be of any of these.
-    fn pass_over(&self, pid: u32, pods: &mut BTreeMap<PodUid, Search<'_>>) {
+    fn pass_over(&self, pid: u32, pods: &mut BTreeMap<PodUid, PodSearch<'_>>) {
         let owner = self.pods.iter().find(|(_, pids)| pids.contains(&pid)).map(|(pod, _)| pod);
         let concerned = pods.iter_mut().filter(|(pod, _)| owner.is_none_or(|owner| owner == *pod));
         concerned.for_each(|(_, search)| search.is_whole = false);
@@ -178,7 +178,7 @@ impl FileLook {
         progress.at = Some(pod.clone());
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> SearchProgress {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -212,12 +212,12 @@ pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
                 _ => rest / waiting.max(1),
             };
             waiting = waiting.saturating_sub(1);
-            let mut search = Search::new(processes, look, by_number, most, now + part);
+            let mut search = PodSearch::new(processes, look, by_number, most, now + part);
             search.pod(pod, pids);
             match search.outcome() {
-                Outcome::Whole => look.finish(pod),
-                Outcome::HadEnded => _ = had_ended.insert(pod.clone(), search),
-                Outcome::Partly => large.push((pod, pids)),
+                SearchOutcome::Whole => look.finish(pod),
+                SearchOutcome::HadEnded => _ = had_ended.insert(pod.clone(), search),
+                SearchOutcome::Partly => large.push((pod, pids)),
             }
         }
         let waiting = u32::try_from(had_ended.len()).unwrap_or(u32::MAX).max(1);
@@ -236,7 +236,7 @@ pub(super) fn look_at_files(processes: &LocalProcesses, look: &FileLook) {
 fn list_again(
     processes: &LocalProcesses,
     look: &FileLook,
-    mut pods: BTreeMap<PodUid, Search<'_>>,
+    mut pods: BTreeMap<PodUid, PodSearch<'_>>,
     each: Duration,
 ) -> BTreeSet<PodUid> {
     let mut time: BTreeMap<_, _> = pods.keys().map(|pod| (pod.clone(), each)).collect();
@@ -273,12 +273,12 @@ fn list_again(
             }
         }
         pods.retain(|pod, search| match search.outcome() {
-            Outcome::Whole => {
+            SearchOutcome::Whole => {
                 look.finish(pod);
                 false
             }
-            Outcome::HadEnded => true,
-            Outcome::Partly => {
+            SearchOutcome::HadEnded => true,
+            SearchOutcome::Partly => {
                 partly.insert(pod.clone());
                 false
             }
@@ -288,7 +288,7 @@ fn list_again(
 }
 
 /// Through one pod.
-struct Search<'a> {
+struct PodSearch<'a> {
     processes: &'a LocalProcesses,
     look: &'a FileLook,
     /// The numbers of processes are those of system calls.
@@ -313,7 +313,7 @@ struct Missed {
 }
 
 /// What a search says of its pod.
-enum Outcome {
+enum SearchOutcome {
     Whole,
     /// But for processes that have ended.
     HadEnded,
@@ -332,7 +332,7 @@ enum Mappings {
     Unseen,
 }
 
-impl<'a> Search<'a> {
+impl<'a> PodSearch<'a> {
     fn new(
         processes: &'a LocalProcesses,
         look: &'a FileLook,
@@ -344,11 +344,11 @@ impl<'a> Search<'a> {
         Self { processes, look, by_number, left, until, is_whole: true, has_ended: false, looked_at, missed }
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> SearchOutcome {
         match (self.is_whole && self.left > 0, self.has_ended) {
-            (false, _) => Outcome::Partly,
-            (true, true) => Outcome::HadEnded,
-            (true, false) => Outcome::Whole,
+            (false, _) => SearchOutcome::Partly,
+            (true, true) => SearchOutcome::HadEnded,
+            (true, false) => SearchOutcome::Whole,
         }
     }
 
@@ -424,7 +424,7 @@ impl<'a> Search<'a> {
     /// The first of the devices that the process has open or mapped. Threads may have tables of open files of their own:
     /// each table is looked at once. They have their mappings together; a first thread that has ended shows none.
     fn process(&mut self, folder: &Path, pid: u32) -> Option<DeviceNumber> {
-        if let Some(device) = self.table(folder, Table::Process(pid)) {
+        if let Some(device) = self.table(folder, DescriptorTable::Process(pid)) {
             return Some(device);
         }
         let mut mapped = self.mappings(folder);
@@ -449,7 +449,7 @@ impl<'a> Search<'a> {
             if number == pid || (self.by_number && have_one_table(last, number)) {
                 continue;
             }
-            if let Some(device) = self.table(&thread, Table::Thread(number)) {
+            if let Some(device) = self.table(&thread, DescriptorTable::Thread(number)) {
                 return Some(device);
             }
             last = number;
@@ -457,7 +457,7 @@ impl<'a> Search<'a> {
         None
     }
 
-    fn table(&mut self, folder: &Path, table: Table) -> Option<DeviceNumber> {
+    fn table(&mut self, folder: &Path, table: DescriptorTable) -> Option<DeviceNumber> {
         for file in entries(&folder.join("fd")) {
             if !self.goes_on() {
                 return None;
@@ -500,7 +500,7 @@ impl<'a> Search<'a> {
     }
 
     /// The device is open, which the kernel allows nobody whose control group may not.
-    fn opened(&mut self, table: Table, number: i32) -> Option<DeviceNumber> {
+    fn opened(&mut self, table: DescriptorTable, number: i32) -> Option<DeviceNumber> {
         let meaning =
             if self.by_number { descriptor::meaning(table, number) } else { Err(NoMeaning::Untold) };
         match meaning {

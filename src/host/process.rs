@@ -147,12 +147,12 @@ impl LocalProcesses {
     }
 
     /// The control groups of a process or thread, `folder`; none if it has ended.
-    fn groups(folder: &Path) -> io::Result<Option<Groups>> {
+    fn groups(folder: &Path) -> io::Result<Option<ControlGroups>> {
         match std::fs::read(folder.join("cgroup")) {
-            Ok(bytes) => Ok(Some(Groups::Named(String::from_utf8_lossy(&bytes).into_owned()))),
+            Ok(bytes) => Ok(Some(ControlGroups::Named(String::from_utf8_lossy(&bytes).into_owned()))),
             Err(error) if is_gone(&error) => Ok(None),
             Err(error) if error.raw_os_error() == Some(Errno::ENAMETOOLONG as i32) => {
-                Ok(Some(Groups::Hidden))
+                Ok(Some(ControlGroups::Hidden))
             }
             Err(error) => Err(error),
         }
@@ -164,8 +164,8 @@ impl LocalProcesses {
             let owner = match Self::groups(&thread)? {
                 // It has just ended.
                 None => continue,
-                Some(Groups::Hidden) => ProcessOwner::Hidden,
-                Some(Groups::Named(text)) => cgroup::owner(&text),
+                Some(ControlGroups::Hidden) => ProcessOwner::Hidden,
+                Some(ControlGroups::Named(text)) => cgroup::owner(&text),
             };
             if owner != ProcessOwner::Host {
                 return Ok(owner);
@@ -206,8 +206,8 @@ impl Processes for LocalProcesses {
     fn owner(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
         let text = match Self::groups(&self.root.join(pid.to_string()))? {
             None => return Ok(None),
-            Some(Groups::Hidden) => return Ok(Some(ProcessOwner::Hidden)),
-            Some(Groups::Named(text)) => text,
+            Some(ControlGroups::Hidden) => return Ok(Some(ProcessOwner::Hidden)),
+            Some(ControlGroups::Named(text)) => text,
         };
         let owner = cgroup::owner(&text);
         // In v1 a first thread that is ending, or has ended, is shown in no group, while the others go on in theirs.
@@ -318,7 +318,7 @@ impl Processes for LocalProcesses {
 }
 
 /// What /proc says of the control groups of a process or thread.
-enum Groups {
+enum ControlGroups {
     /// Their lines.
     Named(String),
     /// One has a longer name than the kernel tells.

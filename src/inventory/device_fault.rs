@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::Inventory;
-use super::xid::{Class, xid};
+use super::xid::{XidClass, xid};
 use crate::model::gpu::{Device, Gpu, Health, Placement};
 use crate::model::names::{BootId, DeviceUuid};
 use crate::model::share::{MpsGroup, SharedMemory};
@@ -132,9 +132,9 @@ impl FaultKind {
     pub fn word(self) -> &'static str {
         match self {
             Self::Xid(code) => match xid(code).0 {
-                Class::Harmless | Class::Degraded => "worn",
-                Class::Broken => "xid",
-                Class::Lost => "gpu-lost",
+                XidClass::Harmless | XidClass::Degraded => "worn",
+                XidClass::Broken => "xid",
+                XidClass::Lost => "gpu-lost",
             },
             Self::Lost => "gpu-lost",
             Self::Unreachable => "unreachable",
@@ -158,9 +158,9 @@ impl FaultKind {
     pub fn effect(self) -> FaultEffect {
         match self {
             Self::Xid(code) => match xid(code).0 {
-                Class::Harmless | Class::Degraded => FaultEffect::ReportOnly,
-                Class::Broken => FaultEffect::NoNewPods,
-                Class::Lost => FaultEffect::NoPods,
+                XidClass::Harmless | XidClass::Degraded => FaultEffect::ReportOnly,
+                XidClass::Broken => FaultEffect::NoNewPods,
+                XidClass::Lost => FaultEffect::NoPods,
             },
             Self::Lost => FaultEffect::NoPods,
             Self::Unreachable
@@ -310,13 +310,13 @@ impl DeviceFaults {
         };
         let known =
             self.0.keys().filter(|(location, kind)| matches!(kind, FaultKind::Xid(_)) && of_board(location));
-        if class == Class::Harmless || known.count() >= XIDS_PER_BOARD {
+        if class == XidClass::Harmless || known.count() >= XIDS_PER_BOARD {
             return next;
         }
         let gpu = event.gpu.clone();
         let location = match (at, event.gpu_instance) {
             // What has left the bus has left it in whole.
-            _ if class == Class::Lost => FaultLocation::Board(gpu),
+            _ if class == XidClass::Lost => FaultLocation::Board(gpu),
             (Some(at), _) => FaultLocation::Slices(gpu, at),
             (None, Some(instance)) => FaultLocation::Instance(gpu, instance),
             (None, None) => FaultLocation::Board(gpu),
@@ -429,12 +429,12 @@ fn unhealthy_gpus(inventory: &Inventory) -> impl Iterator<Item = (&DeviceUuid, F
     })
 }
 
-fn remedy(class: Class) -> &'static str {
+fn remedy(class: XidClass) -> &'static str {
     match class {
-        Class::Harmless => "",
-        Class::Degraded => "; reset the GPU when that is convenient",
-        Class::Broken => "; drain and reset the GPU (nvidia-smi --gpu-reset), or restart the node",
-        Class::Lost => "; restart the node, and have the board inspected if that does not help",
+        XidClass::Harmless => "",
+        XidClass::Degraded => "; reset the GPU when that is convenient",
+        XidClass::Broken => "; drain and reset the GPU (nvidia-smi --gpu-reset), or restart the node",
+        XidClass::Lost => "; restart the node, and have the board inspected if that does not help",
     }
 }
 

@@ -32,7 +32,7 @@ pub use device_fault::{
     Xid,
 };
 pub use fold::{ABSENT_LOOKS, FORGET_AFTER, InventoryTracker, UNHEALTHY_AFTER};
-pub use xid::{Class, xid};
+pub use xid::{XidClass, xid};
 
 /// What is known of the node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]

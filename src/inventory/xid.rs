@@ -4,7 +4,7 @@
 
 /// What becomes of the board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
+pub enum XidClass {
     /// Nothing: a program's own fault, or a notice that comes with another Xid.
     Harmless,
     /// It works on; a reset puts right what is left, when that is convenient.
@@ -16,7 +16,7 @@ pub enum Class {
 }
 
 /// A code's class and what it means, in words.
-pub fn xid(code: u64) -> (Class, &'static str) {
+pub fn xid(code: u64) -> (XidClass, &'static str) {
     let known = TABLE.iter().find(|(codes, ..)| codes.contains(&code));
     known.map_or(UNKNOWN, |(_, class, words)| (*class, *words))
 }
@@ -24,11 +24,11 @@ pub fn xid(code: u64) -> (Class, &'static str) {
 /// A code that is newer than this table. Most of those that were added since 2022 (143 and up) tell of
 /// hardware, links or firmware; keeping new pods off costs less than giving them a board that corrupts.
 /// What runs is left alone.
-const UNKNOWN: (Class, &str) = (Class::Broken, "an error that this release does not know");
+const UNKNOWN: (XidClass, &str) = (XidClass::Broken, "an error that this release does not know");
 
-use Class::{Broken, Degraded, Harmless, Lost};
+use XidClass::{Broken, Degraded, Harmless, Lost};
 
-type Line = (&'static [u64], Class, &'static str);
+type Line = (&'static [u64], XidClass, &'static str);
 
 const TABLE: &[Line] = &[
     // RESTART_APP, IGNORE: of a program's own making.
@@ -109,22 +109,22 @@ mod tests {
     #[test]
     fn programs_faults_do_not_cost_the_board_and_hardware_does() {
         for code in [13, 31, 43, 45, 68, 69, 154] {
-            assert_eq!(xid(code).0, Class::Harmless, "{code}");
+            assert_eq!(xid(code).0, XidClass::Harmless, "{code}");
         }
         for code in [63, 92, 94, 109] {
-            assert_eq!(xid(code).0, Class::Degraded, "{code}");
+            assert_eq!(xid(code).0, XidClass::Degraded, "{code}");
         }
         for code in [46, 48, 62, 64, 74, 95, 119, 120, 140, 143] {
-            assert_eq!(xid(code).0, Class::Broken, "{code}");
+            assert_eq!(xid(code).0, XidClass::Broken, "{code}");
         }
-        assert_eq!(xid(79).0, Class::Lost);
+        assert_eq!(xid(79).0, XidClass::Lost);
     }
 
     #[test]
     fn a_code_nobody_knows_keeps_new_pods_off() {
         for code in [0, 250, u64::MAX] {
             let (class, words) = xid(code);
-            assert!(class == Class::Broken && words.contains("does not know"), "{code}");
+            assert!(class == XidClass::Broken && words.contains("does not know"), "{code}");
         }
     }
 }

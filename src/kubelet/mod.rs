@@ -34,7 +34,7 @@ pub use dra::{MAX_CALLS, MAX_CLAIMS};
 pub use health::MAX_MESSAGE;
 pub use pod_resources::{ContainerClaim, PodResources, PodResourcesError};
 pub use registration::{Registration, SUPPORTED_VERSIONS};
-pub use serve::{Bound, Config, Stopped, Timing, serve};
+pub use serve::{PluginConfig, PluginTiming, ServedPlugin, Stopped, serve};
 pub use sockets::{MAX_PATH, Sockets};
 
 /// Kubelet's protocols, as generated from proto/. The older versions have services of their own

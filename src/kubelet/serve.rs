@@ -35,18 +35,18 @@ use super::{Claims, Counters, Error, Health, Registration, Sockets};
 
 /// Where and as whom to serve.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct PluginConfig {
     pub driver: String,
     /// Kubelet's --root-dir, usually /var/lib/kubelet; the same path inside and outside of the container.
     pub kubelet_dir: PathBuf,
     /// The pod's UID, where old and new instance overlap during an update; None for fixed names.
     pub pod_uid: Option<String>,
-    pub timing: Timing,
+    pub timing: PluginTiming,
 }
 
 /// Deadlines and periods.
 #[derive(Debug, Clone, Copy)]
-pub struct Timing {
+pub struct PluginTiming {
     /// A prepare or unprepare call. Kubelet gives up after 45 s, without words.
     pub call: Duration,
     /// What calls under way get when the process stops. A pod's default grace is 30 s.
@@ -59,7 +59,7 @@ pub struct Timing {
     pub sweep_settle: Duration,
 }
 
-impl Default for Timing {
+impl Default for PluginTiming {
     fn default() -> Self {
         Self {
             call: Duration::from_secs(40),
@@ -72,7 +72,7 @@ impl Default for Timing {
 }
 
 /// A served plugin. Dropping it lets it run on; cancel the token given to [`serve`] to stop it.
-pub struct Bound {
+pub struct ServedPlugin {
     pub sockets: Sockets,
     pub registration: watch::Receiver<Registration>,
     pub counters: Arc<Counters>,
@@ -86,7 +86,7 @@ pub struct Stopped {
     pub unfinished_calls: usize,
 }
 
-impl Bound {
+impl ServedPlugin {
     /// Waits until everything is down: after a stop, or with an error when a server ended by itself.
     pub async fn stopped(self) -> Result<Stopped, Error> {
         let path = self.sockets.dra.clone();
@@ -100,11 +100,11 @@ impl Bound {
     reason = "what runs is watched by its handle, which the caller is given"
 )]
 pub async fn serve(
-    config: Config,
+    config: PluginConfig,
     claims: Arc<dyn Claims>,
     health: Health,
     stop: CancellationToken,
-) -> Result<Bound, Error> {
+) -> Result<ServedPlugin, Error> {
     let sockets = Sockets::place(&config.kubelet_dir, &config.driver, config.pod_uid.as_deref())?;
     make_dir(sockets.dra.parent().unwrap_or(&config.kubelet_dir))?;
     let counters = Arc::new(Counters::default());
@@ -132,7 +132,7 @@ pub async fn serve(
     tokio::spawn(clear_away(sockets.clone(), config.driver.clone(), config.timing.sweep_settle));
     let plugin = Plugin { registrations, calls, dra, streams, drain: config.timing.drain };
     let running = tokio::spawn(plugin.run(stop));
-    Ok(Bound { sockets, registration, counters, running })
+    Ok(ServedPlugin { sockets, registration, counters, running })
 }
 
 fn make_dir(dir: &Path) -> Result<(), Error> {

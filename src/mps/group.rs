@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::outage::Outage;
-use super::record::{DesiredState, Record};
+use super::record::{DesiredState, GroupRecord};
 use super::tools::Tools;
 use crate::daemon::{DaemonError, Folder, Process, protocol};
 use crate::model::error_chain;
@@ -81,7 +81,7 @@ pub struct Group<B> {
     wanted: AtomicBool,
     /// The last state, for callers that do not wait for the lock.
     snapshot: Mutex<Snapshot>,
-    state: tokio::sync::Mutex<State>,
+    state: tokio::sync::Mutex<GroupState>,
 }
 
 struct Snapshot {
@@ -89,8 +89,8 @@ struct Snapshot {
     daemon: Option<Process>,
 }
 
-struct State {
-    record: Record,
+struct GroupState {
+    record: GroupRecord,
     /// The desired limits are in force, as read back from the daemon, and clients find the daemon.
     in_force: bool,
     answers: protocol::Limits,
@@ -123,7 +123,7 @@ struct TenantsMemory {
 
 impl<B: ComputeModes> Group<B> {
     /// As the record of an earlier supervisor has it.
-    pub fn adopted(tools: Arc<Tools<B>>, record: Record) -> Self {
+    pub fn adopted(tools: Arc<Tools<B>>, record: GroupRecord) -> Self {
         // It may have ended between the note and what follows.
         let to_empty = record.desired == DesiredState::Rest;
         Self::made(tools, record, to_empty)
@@ -131,18 +131,18 @@ impl<B: ComputeModes> Group<B> {
 
     /// Nobody wants it yet, as far as is written down: who works with a daemon that lives all the same is not known.
     pub fn new(tools: Arc<Tools<B>>, group: MpsGroup) -> Self {
-        Self::made(tools, Record::new(group), false)
+        Self::made(tools, GroupRecord::new(group), false)
     }
 
     /// A daemon that lives is taken over as it is. The next check tells how it is.
-    fn made(tools: Arc<Tools<B>>, mut record: Record, to_empty: bool) -> Self {
+    fn made(tools: Arc<Tools<B>>, mut record: GroupRecord, to_empty: bool) -> Self {
         let folder = tools.folder(&record.group);
         if !record.daemon.is_some_and(Process::is_alive)
             && let Some(found) = Process::daemon_of(&folder)
         {
             record.daemon = Some(found);
         }
-        let state = State {
+        let state = GroupState {
             in_force: false,
             answers: protocol::Limits::default(),
             servers: Vec::new(),
@@ -249,19 +249,19 @@ impl<B: ComputeModes> Group<B> {
         (same && snapshot.daemon.is_some_and(Process::is_alive)).then(|| state.clone())
     }
 
-    fn note_before_effect(&self, state: &mut State, exclusive: bool) -> Result<(), GroupError> {
+    fn note_before_effect(&self, state: &mut GroupState, exclusive: bool) -> Result<(), GroupError> {
         self.tools.make(&self.folder)?;
         state.record.boards_taken |= exclusive;
         self.note(state)
     }
 
-    fn note(&self, state: &State) -> Result<(), GroupError> {
+    fn note(&self, state: &GroupState) -> Result<(), GroupError> {
         let written = self.tools.records.write(&state.record);
         written.map_err(|source| GroupError::Record { group: self.group.clone(), source })
     }
 
     /// Boards, daemon, limits, links: in this order, each only if it is not so already.
-    async fn serve(&self, state: &mut State) -> Result<(), GroupError> {
+    async fn serve(&self, state: &mut GroupState) -> Result<(), GroupError> {
         let DesiredState::Serve { exclusive, limits } = state.record.desired.clone() else { return Ok(()) };
         if !exclusive {
             self.release_boards(state).await?;
@@ -282,7 +282,7 @@ impl<B: ComputeModes> Group<B> {
         Ok(())
     }
 
-    async fn start(&self, state: &mut State) -> Result<(), GroupError> {
+    async fn start(&self, state: &mut GroupState) -> Result<(), GroupError> {
         state.in_force = false;
         state.serving_since = None;
         self.folder.close()?;
@@ -298,7 +298,7 @@ impl<B: ComputeModes> Group<B> {
         self.note(state)
     }
 
-    async fn take_back(&self, state: &mut State, before: DesiredState) {
+    async fn take_back(&self, state: &mut GroupState, before: DesiredState) {
         state.record.desired = before;
         // It rests since it did: a keep that fails again and again does not put off its end.
         if state.record.desired == DesiredState::Rest
@@ -322,7 +322,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Back to DEFAULT, if they were taken.
-    async fn release_boards(&self, state: &mut State) -> Result<(), GroupError> {
+    async fn release_boards(&self, state: &mut GroupState) -> Result<(), GroupError> {
         if !state.record.boards_taken {
             return Ok(());
         }
@@ -389,7 +389,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Shows the state to those who do not wait.
-    fn publish(&self, state: &State) -> DaemonState {
+    fn publish(&self, state: &GroupState) -> DaemonState {
         let described = state.describe();
         let mut snapshot = self.snapshot.lock().unwrap_or_else(PoisonError::into_inner);
         *snapshot = Snapshot { state: described.clone(), daemon: state.record.daemon };
@@ -397,7 +397,7 @@ impl<B: ComputeModes> Group<B> {
     }
 }
 
-impl State {
+impl GroupState {
     fn describe(&self) -> DaemonState {
         let (exclusive, limits) = match &self.record.desired {
             DesiredState::Rest => (self.record.boards_taken, None),

@@ -22,7 +22,7 @@ const FORMAT: u32 = 1;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct GroupRecord {
     pub format: u32,
     pub group: MpsGroup,
     /// The name in the file is that of earlier versions.
@@ -45,7 +45,7 @@ pub enum DesiredState {
     Serve { exclusive: bool, limits: MpsLimits },
 }
 
-impl Record {
+impl GroupRecord {
     pub fn new(group: MpsGroup) -> Self {
         Self {
             format: FORMAT,
@@ -91,8 +91,8 @@ impl Records {
         self.folder().join(format!("{name}{ENDING}"))
     }
 
-    pub fn write(&self, record: &Record) -> io::Result<()> {
-        let record = Record { boot: self.boot.clone(), ..record.clone() };
+    pub fn write(&self, record: &GroupRecord) -> io::Result<()> {
+        let record = GroupRecord { boot: self.boot.clone(), ..record.clone() };
         let (folder, name) = (self.folder(), record.group.folder());
         let write = || {
             durable::write(
@@ -135,16 +135,16 @@ impl Records {
 
     /// None if the group has none of this boot. One where earlier versions kept it moves here, and is the newer one if
     /// there are two: that version ran in between, or the move was not finished.
-    pub fn read(&self, name: &str) -> io::Result<Option<Record>> {
+    pub fn read(&self, name: &str) -> io::Result<Option<GroupRecord>> {
         let earlier = self.root.join(name).join(EARLIER);
         if let Some(bytes) = read(&earlier)? {
-            let record = Record::understand(&bytes)?;
+            let record = GroupRecord::understand(&bytes)?;
             self.write(&record)?;
             std::fs::remove_file(&earlier)?;
             return Ok(Some(record));
         }
         let Some(bytes) = read(&self.path(name))? else { return Ok(None) };
-        let record = Record::understand(&bytes)?;
+        let record = GroupRecord::understand(&bytes)?;
         if record.boot.is_some() && self.boot.is_some() && record.boot != self.boot {
             self.remove(name)?;
             return Ok(None);
@@ -168,13 +168,13 @@ mod tests {
     use super::*;
     use crate::model::quantity::Bytes;
 
-    fn record() -> Record {
+    fn record() -> GroupRecord {
         let limits = MpsLimits { memory: vec![Some(Bytes::from_mib(2000)), None], compute: None };
-        Record {
+        GroupRecord {
             desired: DesiredState::Serve { exclusive: true, limits },
             boards_taken: true,
             daemon: Some(Process { pid: 7, started: 9 }),
-            ..Record::new(MpsGroup::new(["GPU-1".into(), "GPU-2".into()]))
+            ..GroupRecord::new(MpsGroup::new(["GPU-1".into(), "GPU-2".into()]))
         }
     }
 
@@ -190,9 +190,9 @@ mod tests {
         assert_eq!((records.names().unwrap(), records.read(&name).unwrap()), (vec![], None));
         records.write(&record).unwrap();
         assert_eq!(records.names().unwrap(), std::slice::from_ref(&name));
-        let written = Record { boot: records.boot.clone(), ..record.clone() };
+        let written = GroupRecord { boot: records.boot.clone(), ..record.clone() };
         assert_eq!(records.read(&name).unwrap(), Some(written));
-        records.write(&Record { format: 2, ..record }).unwrap();
+        records.write(&GroupRecord { format: 2, ..record }).unwrap();
         assert!(records.read(&name).unwrap_err().to_string().contains("format 2"));
         fs::write(records.path(&name), "{").unwrap();
         assert!(records.read(&name).is_err());
@@ -205,7 +205,7 @@ mod tests {
     fn a_record_of_an_earlier_version_is_understood() {
         let text =
             br#"{"format":1,"group":["GPU-1"],"wish":"Rest","boards_taken":false,"daemon":null,"deaths":3}"#;
-        let record = Record::understand(text).unwrap();
+        let record = GroupRecord::understand(text).unwrap();
         assert_eq!((&record.desired, record.deaths), (&DesiredState::Rest, 3));
         assert_eq!(serde_json::to_value(&record).unwrap()["wish"], "Rest");
     }
@@ -228,7 +228,7 @@ mod tests {
         fs::create_dir(dir.path().join(&name)).unwrap();
         let mut text = serde_json::to_value(&record).unwrap();
         text.as_object_mut().unwrap().remove("boot");
-        records.write(&Record::new(record.group.clone())).unwrap();
+        records.write(&GroupRecord::new(record.group.clone())).unwrap();
         fs::write(&earlier, text.to_string()).unwrap();
         assert_eq!(records.names().unwrap(), std::slice::from_ref(&name));
         assert_eq!(records.read(&name).unwrap(), Some(record.clone()));

@@ -16,7 +16,7 @@ use crate::sharing::SharingPolicy;
 pub struct NodeSettings {
     pub node_name: NodeName,
     pub pod_uid: Option<String>,
-    pub pod: Option<Pod>,
+    pub pod: Option<OwnPod>,
     pub roots: Roots,
     pub host: HostPaths,
     pub ops_address: Addresses,
@@ -80,7 +80,7 @@ pub enum WatchdogAction {
 
 /// The process's own pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
+pub struct OwnPod {
     pub namespace: String,
     pub name: String,
 }

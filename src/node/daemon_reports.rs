@@ -16,7 +16,7 @@ use crate::model::share::MpsGroup;
 use crate::supervisor::protocol::{DaemonPhase, DaemonState};
 
 /// What the loop watches: see [`super::device_faults::FaultReceivers`].
-pub struct Sources {
+pub struct ReportSources {
     pub device_faults: watch::Receiver<DeviceFaults>,
     pub states: watch::Receiver<Vec<DaemonState>>,
     pub daemons_down: watch::Receiver<Vec<DaemonDown>>,
@@ -26,7 +26,7 @@ pub struct Sources {
 /// died and came back from one look to the next was never seen down: its deaths tell. Tells them likewise when the
 /// /dev/shm that they have together is full, and when it has room again.
 pub async fn run(
-    Sources { mut device_faults, mut states, mut daemons_down }: Sources,
+    ReportSources { mut device_faults, mut states, mut daemons_down }: ReportSources,
     reporter: Reporter,
     stop: CancellationToken,
 ) -> Result<(), Infallible> {
@@ -51,7 +51,7 @@ pub async fn run(
 }
 
 /// A device (a board, unless the daemon serves MIG devices), and which claims on it.
-type Whose = (DeviceUuid, Concerned);
+type ConcernedDevice = (DeviceUuid, Concerned);
 
 /// How often each daemon had died when it was last looked at. While no claim needs one nobody looks, and deaths of
 /// that time are nobody's news.
@@ -60,7 +60,7 @@ struct Deaths(BTreeMap<MpsGroup, u32>);
 
 impl Deaths {
     /// Whose daemons died since the last look, and serve again: who is down is told as that.
-    fn unseen(&mut self, states: &[DaemonState]) -> Vec<Whose> {
+    fn unseen(&mut self, states: &[DaemonState]) -> Vec<ConcernedDevice> {
         let now = states.iter().map(|state| (state.group.clone(), state.deaths)).collect();
         let before = std::mem::replace(&mut self.0, now);
         let died =
@@ -72,7 +72,7 @@ impl Deaths {
 }
 
 /// Whose MPS daemons are down, and why.
-fn down(daemons: &[DaemonDown]) -> BTreeMap<Whose, String> {
+fn down(daemons: &[DaemonDown]) -> BTreeMap<ConcernedDevice, String> {
     let mut down = BTreeMap::new();
     for DaemonDown { group, reason } in daemons {
         let daemon = if group.claim().is_some() { "the claim's own" } else { "its" };
@@ -83,7 +83,7 @@ fn down(daemons: &[DaemonDown]) -> BTreeMap<Whose, String> {
     down
 }
 
-fn full_shm(device_faults: &DeviceFaults) -> BTreeMap<Whose, String> {
+fn full_shm(device_faults: &DeviceFaults) -> BTreeMap<ConcernedDevice, String> {
     let full = device_faults.iter().filter(|fault| fault.kind == FaultKind::ShmFull);
     let full = full.filter_map(|fault| match &fault.location {
         FaultLocation::Device(device) => Some(((device.clone(), Concerned::EveryClaim), fault.words.clone())),
@@ -93,15 +93,15 @@ fn full_shm(device_faults: &DeviceFaults) -> BTreeMap<Whose, String> {
 }
 
 /// The claims that a daemon serves, on each of its devices.
-fn whose(group: &MpsGroup) -> impl Iterator<Item = Whose> + '_ {
+fn whose(group: &MpsGroup) -> impl Iterator<Item = ConcernedDevice> + '_ {
     let concerned = group.claim().map_or(Concerned::EveryClaim, |claim| Concerned::OneClaim(claim.clone()));
     group.devices().iter().map(move |device| (device.clone(), concerned.clone()))
 }
 
 /// Tells what is over and what is new, or told otherwise.
 fn turned(
-    before: &mut BTreeMap<Whose, String>,
-    now: BTreeMap<Whose, String>,
+    before: &mut BTreeMap<ConcernedDevice, String>,
+    now: BTreeMap<ConcernedDevice, String>,
     part: GpuPart,
     reporter: &Reporter,
 ) {
@@ -114,7 +114,7 @@ fn turned(
     *before = now;
 }
 
-fn of((gpu, concerned): &Whose, part: GpuPart, health: Health) -> PartHealth {
+fn of((gpu, concerned): &ConcernedDevice, part: GpuPart, health: Health) -> PartHealth {
     PartHealth { gpu: gpu.clone(), concerned: concerned.clone(), part, health }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     fn a_death_is_news_once_and_to_those_who_were_there() {
         let look = |phase: DaemonPhase, deaths| vec![DaemonState { deaths, ..state(phase) }];
         let serving = |deaths| look(DaemonPhase::Serving { pid: 1 }, deaths);
-        let news: Vec<Whose> = vec![("a".into(), Concerned::EveryClaim)];
+        let news: Vec<ConcernedDevice> = vec![("a".into(), Concerned::EveryClaim)];
         let mut deaths = Deaths::default();
         assert_eq!(deaths.unseen(&serving(3)), [], "of before");
         assert_eq!(deaths.unseen(&serving(4)), news);

@@ -58,7 +58,7 @@ const SETTLING_LOOKS: u32 = 15;
 const ROOMY_LOOKS: u32 = 3;
 
 /// What the loop needs.
-pub struct Sources {
+pub struct FaultSources {
     pub discovered: Discovered,
     /// For the ledger, the MPS daemons and the boot.
     pub executor: Arc<Executor>,
@@ -69,14 +69,14 @@ pub struct Sources {
     pub every: Duration,
 }
 
-impl Sources {
+impl FaultSources {
     /// A daemon's death is seen within this and the time of an answer.
     pub const EVERY: Duration = Duration::from_secs(1);
 }
 
 /// The loop. Made by [`FaultWatcher::new`], driven by [`FaultWatcher::run`].
 pub struct FaultWatcher {
-    sources: Arc<Sources>,
+    sources: Arc<FaultSources>,
     run: DriverSession,
     known: DeviceFaults,
     daemons: Daemons,
@@ -141,7 +141,7 @@ struct Observation {
 
 impl FaultWatcher {
     /// Reads what is remembered; blocks for that. Events count from now on.
-    pub fn new(sources: Sources) -> (Self, FaultReceivers) {
+    pub fn new(sources: FaultSources) -> (Self, FaultReceivers) {
         let driver = boot::module_load(&sources.sys_root, MODULE);
         let run = DriverSession { boot: sources.executor.boot.clone(), driver };
         // What is there already, and right, is not written: another instance may be about to.
@@ -390,7 +390,7 @@ async fn ended(looking: &mut Option<JoinHandle<Observation>>) -> Option<Observat
     }
 }
 
-fn look(sources: &Sources, saves: u64) -> Observation {
+fn look(sources: &FaultSources, saves: u64) -> Observation {
     // The groups whose daemons running claims use.
     let (store, boot) = (&sources.executor.store, &sources.executor.boot);
     let needed: BTreeSet<_> = store.mps_groups(boot, |phase| *phase == Phase::Ready).into_keys().collect();
@@ -422,7 +422,7 @@ fn read(folder: &Path) -> Option<Remembered> {
 }
 
 /// Without anything to remember there is no file.
-fn write(sources: &Sources, remembered: &Remembered) -> io::Result<()> {
+fn write(sources: &FaultSources, remembered: &Remembered) -> io::Result<()> {
     let host = &sources.executor.host;
     if remembered.device_faults.is_empty() {
         return host.remove(&sources.folder.join(FILE)).map(drop);

@@ -32,7 +32,7 @@ const REFRESH: Duration = Duration::from_secs(30);
 
 /// When to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy {
+pub struct LookTiming {
     /// From one complete look to the next.
     pub every: Duration,
     /// The first pause after a failure; it doubles from failure to failure,
@@ -45,7 +45,7 @@ pub struct Policy {
     pub patience: Duration,
 }
 
-impl Default for Policy {
+impl Default for LookTiming {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(60),
@@ -57,7 +57,7 @@ impl Default for Policy {
     }
 }
 
-impl Policy {
+impl LookTiming {
     /// How long to wait after so many looks in a row that were not complete, and at most.
     fn pause(&self, incomplete: u32, longest: Duration) -> Duration {
         match incomplete {
@@ -147,7 +147,7 @@ struct Carved {
 #[derive(Debug)]
 pub struct Discovery<G> {
     gpus: Arc<G>,
-    policy: Policy,
+    policy: LookTiming,
     events: Option<broadcast::Receiver<GpuEvent>>,
     files: Option<mpsc::Receiver<FilesChanged>>,
     known: InventoryTracker,
@@ -163,7 +163,7 @@ pub struct Discovery<G> {
 
 impl<G: Gpus> Discovery<G> {
     /// `files`: from [`watch_files`].
-    pub fn new(gpus: Arc<G>, policy: Policy, files: mpsc::Receiver<FilesChanged>) -> (Self, Discovered) {
+    pub fn new(gpus: Arc<G>, policy: LookTiming, files: mpsc::Receiver<FilesChanged>) -> (Self, Discovered) {
         let (inventory, inventory_out) = watch::channel(Inventory::Unknown);
         let (state, state_out) = watch::channel(DiscoveryState::default());
         let events = Some(gpus.events());
@@ -529,7 +529,7 @@ mod tests {
         let driver =
             Arc::new(Driver { script: Mutex::new(script.into()), looks, start: Instant::now(), events });
         let (files, changes) = mpsc::channel(CHANGES);
-        let (discovery, out) = Discovery::new(driver.clone(), Policy::default(), changes);
+        let (discovery, out) = Discovery::new(driver.clone(), LookTiming::default(), changes);
         let stop = CancellationToken::new();
         tokio::spawn(discovery.run(stop.clone()));
         Running { driver, files, out, looks: looks_out, stop }

@@ -46,8 +46,8 @@ impl Executor {
     ) -> Result<(), ExecuteError> {
         let gpus: Vec<_> = intent.devices.iter().map(|held| held.gpu.clone()).collect();
         let rightful = [intent.pods.as_slice(), &self.watchers(&gpus)].concat();
-        let wanted: Vec<Wanted> = located(exclusive, intent)
-            .map(|(one, _, location)| Wanted {
+        let wanted: Vec<WantedDevice> = located(exclusive, intent)
+            .map(|(one, _, location)| WantedDevice {
                 known: had_open(&self.holders.unclaimed().holders_at(&location), &rightful),
                 device: one.device.clone(),
                 numbers: one.numbers.clone(),
@@ -77,7 +77,7 @@ impl Executor {
 }
 
 /// A device that a claim is to have alone.
-struct Wanted {
+struct WantedDevice {
     device: DeviceName,
     location: FaultLocation,
     numbers: Vec<DeviceNumber>,
@@ -92,7 +92,7 @@ impl Holders {
     ///
     /// # Errors
     /// A look has seen that one of the devices is held, and no look can tell whether it is still.
-    fn openers_of(&self, wanted: &[Wanted], rightful: &[PodRef]) -> Result<Openers, Refusal> {
+    fn openers_of(&self, wanted: &[WantedDevice], rightful: &[PodRef]) -> Result<Openers, Refusal> {
         let seen: Vec<Holder> = wanted.iter().flat_map(|one| one.known.iter().cloned()).collect();
         let held = wanted.iter().filter(|one| !one.known.is_empty());
         let numbers = held.flat_map(|one| one.numbers.iter().copied()).collect();
@@ -122,12 +122,12 @@ impl Holders {
     /// has them open cannot be told.
     fn check_unseen(
         &self,
-        wanted: &[Wanted],
+        wanted: &[WantedDevice],
         problem: &str,
         counts: impl Fn(&Holder) -> bool,
     ) -> Result<(), Refusal> {
         let mut refused = None;
-        for Wanted { device, location, known, .. } in wanted {
+        for WantedDevice { device, location, known, .. } in wanted {
             let holders: Vec<Holder> = known.iter().filter(|one| counts(one)).cloned().collect();
             let before = holders.is_empty() && self.were_held_before([location.clone()].into_iter());
             if holders.is_empty() && !before {

@@ -95,7 +95,7 @@ pub enum ReleaseError {
 
 /// How a claim came to be ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PrepareOutcome {
     /// It was, and still is.
     Already(Vec<PreparedDevice>),
     Made(Vec<PreparedDevice>),
@@ -127,7 +127,7 @@ impl Executor {
         held: &Held,
         claim: &AllocatedClaim,
         gpus: &NodeGpus,
-    ) -> Result<Outcome, ExecuteError> {
+    ) -> Result<PrepareOutcome, ExecuteError> {
         self.store.refresh(held)?;
         let key = RecordKey::Claim(claim.claim.uid.clone());
         let recorded = match self.store.get(&key) {
@@ -138,9 +138,9 @@ impl Executor {
                     let changed = self.changed_edits(&record, claim, gpus)?;
                     self.note_pods(held, &record, &claim.pods)?;
                     self.holders.settle(&key);
-                    let Some(edits) = changed else { return Ok(Outcome::Already(record.answer())) };
+                    let Some(edits) = changed else { return Ok(PrepareOutcome::Already(record.answer())) };
                     self.write_cdi(&edits).map_err(|source| ExecuteError::Edits { source })?;
-                    return Ok(Outcome::Renewed(record.answer()));
+                    return Ok(PrepareOutcome::Renewed(record.answer()));
                 }
                 Some(record)
             }
@@ -183,7 +183,7 @@ impl Executor {
             self.note_pods(held, &record, &claim.pods)?;
         }
         self.holders.settle(&key);
-        Ok(Outcome::Made(devices.into_iter().map(|device| device.answer).collect()))
+        Ok(PrepareOutcome::Made(devices.into_iter().map(|device| device.answer).collect()))
     }
 
     /// What preparing a claim means now, with the MIG instances that its record says were made for it. Blocks on file

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::config::NodeLabels;
-use crate::cluster::events::{Events, Note, Severity, Subject};
+use crate::cluster::events::{EventSubject, Events, Note, Severity};
 use crate::cluster::{CallError, NodeCluster};
 use crate::inventory::{Inventory, labels};
 use crate::model::error_chain;
@@ -33,7 +33,7 @@ pub struct LabelKeeper {
     mode: NodeLabels,
     inventory: watch::Receiver<Inventory>,
     /// On which pod a conflict is told, and by what.
-    teller: Option<(Subject, Events)>,
+    teller: Option<(EventSubject, Events)>,
     conflicts: Counter,
     again: Duration,
 }
@@ -45,7 +45,7 @@ impl LabelKeeper {
 
     /// Says conflicts in events on `pod`, too.
     #[must_use]
-    pub fn telling(self, pod: Subject, events: Events) -> Self {
+    pub fn telling(self, pod: EventSubject, events: Events) -> Self {
         Self { teller: Some((pod, events)), ..self }
     }
 
@@ -96,23 +96,27 @@ impl LabelKeeper {
     }
 
     /// Writes them, and says what is new about that; how long until the next try.
-    async fn write(&self, wanted: &BTreeMap<&'static str, String>, told: &mut Option<Told>) -> Duration {
+    async fn write(
+        &self,
+        wanted: &BTreeMap<&'static str, String>,
+        told: &mut Option<LabelNotice>,
+    ) -> Duration {
         let (now, wait) = match self.api.set_labels(wanted).await {
-            Ok(()) => (Told::Set(wanted.clone()), self.again),
+            Ok(()) => (LabelNotice::Set(wanted.clone()), self.again),
             Err(CallError::Conflict { message, .. }) => {
                 self.conflicts.inc();
-                (Told::Conflict(message), self.again)
+                (LabelNotice::Conflict(message), self.again)
             }
-            Err(error) => (Told::Failed(error_chain(&error)), RETRY.min(self.again)),
+            Err(error) => (LabelNotice::Failed(error_chain(&error)), RETRY.min(self.again)),
         };
         if told.as_ref() == Some(&now) {
             return wait;
         }
         match &now {
-            Told::Set(labels) if labels.is_empty() => info!("the node has no labels of ours"),
-            Told::Set(labels) => info!(?labels, "the node is labelled"),
-            Told::Conflict(words) => self.tell_conflict(words),
-            Told::Failed(problem) => {
+            LabelNotice::Set(labels) if labels.is_empty() => info!("the node has no labels of ours"),
+            LabelNotice::Set(labels) => info!(?labels, "the node is labelled"),
+            LabelNotice::Conflict(words) => self.tell_conflict(words),
+            LabelNotice::Failed(problem) => {
                 warn!(problem, "the node's labels were not written; it will be tried again")
             }
         }
@@ -135,7 +139,7 @@ impl LabelKeeper {
 
 /// What was said last, so that nothing is said twice in a row.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum LabelNotice {
     Set(BTreeMap<&'static str, String>),
     Conflict(String),
     Failed(String),

@@ -34,9 +34,9 @@ pub(super) struct LeavableThreads {
 }
 
 /// The place of one thread among those that may run.
-struct Place {
+struct ThreadPlace {
     running: Arc<AtomicUsize>,
-    _among_all: Option<Box<Place>>,
+    _among_all: Option<Box<ThreadPlace>>,
 }
 
 impl LeavableThreads {
@@ -67,9 +67,9 @@ impl LeavableThreads {
         thread::Builder::new().name(self.name.to_owned()).stack_size(STACK).spawn(work).map(drop)
     }
 
-    fn place(&self) -> io::Result<Place> {
+    fn place(&self) -> io::Result<ThreadPlace> {
         let among_all = self.all.as_ref().map(|all| all.place()).transpose()?;
-        let place = Place { running: self.running.clone(), _among_all: among_all.map(Box::new) };
+        let place = ThreadPlace { running: self.running.clone(), _among_all: among_all.map(Box::new) };
         let before = self.running.fetch_add(1, Ordering::SeqCst);
         if before >= self.most {
             let words =
@@ -131,7 +131,7 @@ impl LeavableThreads {
     }
 }
 
-impl Drop for Place {
+impl Drop for ThreadPlace {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
     }

@@ -23,13 +23,13 @@ pub(super) struct Listings {
     processes: Arc<dyn Processes>,
     threads: LeavableThreads,
     stall: Duration,
-    state: Mutex<State>,
+    state: Mutex<ListingState>,
     /// A listing has ended, or was left.
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ListingState {
     /// When it had begun, and what it came to.
     last: Option<(Instant, Listing)>,
     /// Somebody lists.
@@ -70,7 +70,7 @@ impl Listings {
         let began = Instant::now();
         let found = self.list(began);
         let mut state = self.state();
-        *state = State { last: Some((began, found.clone())), under_way: false };
+        *state = ListingState { last: Some((began, found.clone())), under_way: false };
         self.ended.notify_all();
         found
     }
@@ -89,7 +89,7 @@ impl Listings {
     }
 
     /// What a panic leaves behind is an older listing.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ListingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,7 @@
 //! An API server without the feature drops the fields of shares without an error (KEP-5075). A dry run asks the API
 //! server before the first slice with shares is written, so that such a cluster sees whole GPUs from the first write
 //! on; the result of a real write counts in the same way. An answer holds for this process, and is asked for again
-//! every [`super::publisher::Pace::ask_again`] while fields are missing.
+//! every [`super::publisher::PublicationPace::ask_again`] while fields are missing.
 
 use tokio::time::Instant;
 

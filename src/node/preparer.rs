@@ -13,7 +13,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing::{Span, debug, info, instrument, warn};
 
-use super::executor::{ExecuteError, Executor, Outcome, ReleaseError, gpus_of};
+use super::executor::{ExecuteError, Executor, PrepareOutcome, ReleaseError, gpus_of};
 use super::holders::{ReleaseCause, Withheld};
 use super::lanes::{Held, LaneError, Lanes};
 use super::metrics::{NodeMetrics, Operation, Outcome as Class};
@@ -125,8 +125,8 @@ impl Preparer {
             self.metrics.refused_double_allocations.inc();
         }
         match result {
-            Ok(Outcome::Already(devices) | Outcome::Renewed(devices)) => Ok(devices),
-            Ok(Outcome::Made(devices)) => {
+            Ok(PrepareOutcome::Already(devices) | PrepareOutcome::Renewed(devices)) => Ok(devices),
+            Ok(PrepareOutcome::Made(devices)) => {
                 info!(%claim, devices = names(&devices), took_ms = millis(start), "claim prepared");
                 Ok(devices)
             }
@@ -142,7 +142,7 @@ impl Preparer {
     }
 
     /// Also used by the sweeper, to restore what a ready claim lacks.
-    pub async fn prepare_one(&self, claim: &ClaimRef) -> Result<Outcome, PrepareError> {
+    pub async fn prepare_one(&self, claim: &ClaimRef) -> Result<PrepareOutcome, PrepareError> {
         let gpus = self.gpus().await?;
         // The record is looked for while the API server is asked: both only say which lanes to take.
         let claim_read = async { Ok::<_, PrepareError>(self.cluster.claim(claim).await?) };
@@ -181,7 +181,7 @@ impl Preparer {
                 true => Ok(executor.renew(&expected, &allocated, &gpus)?.then(|| expected.answer())),
                 false => Ok(None),
             };
-        let outcome = self.within(lanes, renew).await?.map(Outcome::Renewed);
+        let outcome = self.within(lanes, renew).await?.map(PrepareOutcome::Renewed);
         outcome.iter().for_each(|outcome| self.tell(&claim, outcome));
         Ok(outcome.is_some())
     }
@@ -205,12 +205,12 @@ impl Preparer {
         Ok(tokio::task::spawn_blocking(compare).await.map_err(|_| PrepareError::Broken)??)
     }
 
-    fn tell(&self, claim: &ClaimRef, outcome: &Outcome) {
+    fn tell(&self, claim: &ClaimRef, outcome: &PrepareOutcome) {
         let record = || self.executor.store.get(&RecordKey::Claim(claim.uid.clone()));
         match outcome {
-            Outcome::Already(_) => {}
-            Outcome::Made(_) => _ = record().map(|record| self.reporter.prepared(record.intent)),
-            Outcome::Renewed(_) => {
+            PrepareOutcome::Already(_) => {}
+            PrepareOutcome::Made(_) => _ = record().map(|record| self.reporter.prepared(record.intent)),
+            PrepareOutcome::Renewed(_) => {
                 info!(%claim, "container edits written again: the driver's files or device nodes have changed");
                 _ = record().map(|record| self.reporter.edits_renewed(&record.intent));
             }

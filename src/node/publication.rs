@@ -13,7 +13,7 @@ use crate::slices::{Dropped, Offered};
 
 /// How long things wait. The defaults are for production; tests take shorter ones.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub struct PublicationPace {
     /// Between two writes of changed content. The first, and what is missing, does not wait.
     pub content: Duration,
     /// Between two repairs of what somebody else edited.
@@ -31,7 +31,7 @@ pub struct Pace {
     pub ask_again: Duration,
 }
 
-impl Default for Pace {
+impl Default for PublicationPace {
     fn default() -> Self {
         Self {
             content: Duration::from_secs(10),
@@ -59,7 +59,7 @@ pub(super) enum WriteCause {
 
 /// When the publisher tries next, and when it may write.
 pub(super) struct Schedule {
-    pace: Pace,
+    pace: PublicationPace,
     due: Option<Instant>,
     failures_in_row: u32,
     last_look: Option<Instant>,
@@ -70,7 +70,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub fn new(pace: Pace) -> Self {
+    pub fn new(pace: PublicationPace) -> Self {
         Self {
             pace,
             due: None,
@@ -82,7 +82,7 @@ impl Schedule {
         }
     }
 
-    pub fn pace(&self) -> &Pace {
+    pub fn pace(&self) -> &PublicationPace {
         &self.pace
     }
 
@@ -165,7 +165,7 @@ fn after(last: Option<Instant>, pause: Duration, now: Instant) -> Instant {
 /// What has been published, for readiness, metrics and `tranche inspect`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Publication {
-    pub phase: Phase,
+    pub phase: PublicationPhase,
     /// The pool's generation in the API server; 0 as long as it is not known.
     pub generation: i64,
     pub slices: usize,
@@ -185,7 +185,7 @@ pub struct Publication {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
+pub enum PublicationPhase {
     /// Another instance publishes.
     WaitingForLock,
     /// The GPUs have not been looked at yet.

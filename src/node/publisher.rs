@@ -2,7 +2,7 @@
 //!
 //! Only differences are written. A slice that is missing (wiped by kubelet at its start or after 30 s without the
 //! plugin, or deleted by a user) is created again at once. A slice that another writer edited is repaired, at most
-//! once per [`Pace::repair`]. Content that changes back and forth is written at most once per [`Pace::content`],
+//! once per [`PublicationPace::repair`]. Content that changes back and forth is written at most once per [`PublicationPace::content`],
 //! because each write makes the scheduler look at all waiting pods again. On stop the slices stay: kubelet wipes them
 //! if the plugin does not come back. Fields that the API server does not keep (shares, taints) are not sent again and
 //! again; see [`super::offering`].
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::offering::{Keeps, Offering};
-pub use super::publication::{Pace, Phase, Publication};
+pub use super::publication::{Publication, PublicationPace, PublicationPhase};
 use super::publication::{Schedule, WriteCause};
 use super::stored::{StoredSlices, seen, slice_ref};
 use crate::cluster::{CallError, Cluster, SliceEvent};
@@ -28,16 +28,16 @@ use crate::model::gpu::{MigMode, NodeGpus};
 use crate::model::names::NodeName;
 use crate::sharing::SharingPolicy;
 use crate::slices::{
-    Counters, Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
-    WritePlan, desired, diff, dropped, offered, taints, violations,
+    Counters, DesiredPool, Dropped, ExistingSlices, Offer, PublishOptions, SliceContent, SliceOwner, Taints,
+    Write, WritePlan, desired, diff, dropped, offered, taints, violations,
 };
 
 /// Held while this instance publishes; dropping it lets the next one.
-pub type Guard = Box<dyn Send>;
+pub type PublisherLock = Box<dyn Send>;
 
 /// Tries to become the one instance that publishes: `None` while another one is (two live side by side
 /// during a roll-over with surge). Never waits. The words of an error are shown to people.
-pub type TryLock = Box<dyn Fn() -> Result<Option<Guard>, String> + Send>;
+pub type TryLock = Box<dyn Fn() -> Result<Option<PublisherLock>, String> + Send>;
 
 /// Why one try failed.
 #[derive(Debug, Error)]
@@ -49,7 +49,7 @@ enum PublishError {
 }
 
 /// How one try ended.
-enum Outcome {
+enum PublishOutcome {
     Settled,
     /// There is something to write, but not before then.
     NotBefore(Instant),
@@ -65,7 +65,7 @@ pub struct Publisher {
     state: watch::Sender<Publication>,
     offering: Offering,
     contents: DesiredContents,
-    owner: Option<Owner>,
+    owner: Option<SliceOwner>,
     stored: StoredSlices,
     schedule: Schedule,
 }
@@ -149,7 +149,7 @@ impl Publisher {
         inventory: watch::Receiver<Inventory>,
     ) -> (Self, watch::Receiver<Publication>) {
         let (state, receiver) = watch::channel(Publication {
-            phase: Phase::WaitingForLock,
+            phase: PublicationPhase::WaitingForLock,
             generation: 0,
             slices: 0,
             devices: 0,
@@ -169,12 +169,12 @@ impl Publisher {
             contents: DesiredContents::default(),
             owner: None,
             stored: StoredSlices::default(),
-            schedule: Schedule::new(Pace::default()),
+            schedule: Schedule::new(PublicationPace::default()),
         };
         (publisher, receiver)
     }
 
-    pub fn with_pace(self, pace: Pace) -> Self {
+    pub fn with_pace(self, pace: PublicationPace) -> Self {
         Self { schedule: Schedule::new(pace), ..self }
     }
 
@@ -205,17 +205,17 @@ impl Publisher {
             }
         }
         drop(guard);
-        self.phase(Phase::Stopped);
+        self.phase(PublicationPhase::Stopped);
     }
 
-    async fn take(&self, lock: TryLock) -> Guard {
+    async fn take(&self, lock: TryLock) -> PublisherLock {
         loop {
             match lock() {
                 Ok(Some(guard)) => return guard,
-                Ok(None) => self.phase(Phase::WaitingForLock),
+                Ok(None) => self.phase(PublicationPhase::WaitingForLock),
                 Err(error) => {
                     warn!(%error, "the publisher's lock cannot be taken");
-                    self.phase(Phase::Failing { error });
+                    self.phase(PublicationPhase::Failing { error });
                 }
             }
             tokio::time::sleep(self.schedule.pace().lock).await;
@@ -223,7 +223,7 @@ impl Publisher {
     }
 
     async fn publish(&mut self) {
-        self.phase(Phase::WaitingForInventory);
+        self.phase(PublicationPhase::WaitingForInventory);
         let mut events = self.cluster.watch_slices();
         self.observed.inventory.mark_changed();
         loop {
@@ -262,7 +262,7 @@ impl Publisher {
         }
         if self.contents.set(contents) {
             self.schedule.try_now();
-            self.phase(Phase::Pending);
+            self.phase(PublicationPhase::Pending);
         }
     }
 
@@ -292,19 +292,19 @@ impl Publisher {
         }
     }
 
-    fn conclude(&mut self, outcome: Result<Outcome, PublishError>) {
+    fn conclude(&mut self, outcome: Result<PublishOutcome, PublishError>) {
         match outcome {
-            Ok(Outcome::Settled) => {
+            Ok(PublishOutcome::Settled) => {
                 self.contents.settled = true;
                 self.schedule.succeeded();
                 self.tell_published();
             }
-            Ok(Outcome::NotBefore(at)) => {
+            Ok(PublishOutcome::NotBefore(at)) => {
                 self.schedule.succeeded();
                 self.schedule.try_at(at);
-                self.phase(Phase::Pending);
+                self.phase(PublicationPhase::Pending);
             }
-            Ok(Outcome::Otherwise) => {
+            Ok(PublishOutcome::Otherwise) => {
                 self.schedule.succeeded();
                 self.schedule.let_content_go();
                 self.take_inventory();
@@ -320,25 +320,25 @@ impl Publisher {
                 }
                 self.state.send_modify(|state| {
                     state.failures += 1;
-                    state.phase = Phase::Failing { error };
+                    state.phase = PublicationPhase::Failing { error };
                 });
             }
         }
     }
 
     /// One look, and the writes it calls for.
-    async fn attempt(&mut self) -> Result<Outcome, PublishError> {
+    async fn attempt(&mut self) -> Result<PublishOutcome, PublishError> {
         self.schedule.begin_look();
         let seen = seen(self.cluster.slices().await?);
         self.stored.remember(&seen);
         if self.offering.observe(&seen) {
-            return Ok(Outcome::Otherwise);
+            return Ok(PublishOutcome::Otherwise);
         }
         // Even where nothing is to be written without counters.
         if self.offering.counters_untold() && self.wants_counters() {
             self.ensure_owner().await?;
             match self.ask().await {
-                Ok(true) => return Ok(Outcome::Otherwise),
+                Ok(true) => return Ok(PublishOutcome::Otherwise),
                 // Refused for what is in it: the rest is published.
                 Ok(false) | Err(CallError::Refused { code: 400 | 422, .. }) => {}
                 // What may be made is not taken back, nor left out, because nobody knows.
@@ -348,13 +348,13 @@ impl Publisher {
         let change = self.diff(&seen);
         if change.is_empty() {
             self.stored.take_wiped();
-            return Ok(Outcome::Settled);
+            return Ok(PublishOutcome::Settled);
         }
         self.check()?;
         let now = Instant::now();
         let at = self.schedule.earliest(self.cause(), now);
         if at > now {
-            return Ok(Outcome::NotBefore(at));
+            return Ok(PublishOutcome::NotBefore(at));
         }
         if change.missing {
             // A Node that was created anew has another UID; slices owned by the old one would be
@@ -366,18 +366,18 @@ impl Publisher {
             && self.contents.have_shares()
             && self.ask().await.unwrap_or(false)
         {
-            return Ok(Outcome::Otherwise);
+            return Ok(PublishOutcome::Otherwise);
         }
         let change = self.diff(&seen);
         let otherwise = self.carry_out(&change).await?;
         self.schedule.note_writes(self.contents.settled, self.stored.take_wiped());
-        Ok(if otherwise { Outcome::Otherwise } else { Outcome::Settled })
+        Ok(if otherwise { PublishOutcome::Otherwise } else { PublishOutcome::Settled })
     }
 
     async fn ensure_owner(&mut self) -> Result<(), PublishError> {
         if self.owner.is_none() {
             let node_uid = self.cluster.node_uid().await?;
-            self.owner = Some(Owner { node: self.node.clone(), node_uid });
+            self.owner = Some(SliceOwner { node: self.node.clone(), node_uid });
         }
         Ok(())
     }
@@ -417,7 +417,7 @@ impl Publisher {
         let contents = self.contents_of(&gpus, self.offering.with_shares(), Counters::Kept);
         let owner = self.owner.clone().unwrap_or_else(|| self.nobody());
         let known = Dropped::default();
-        let target = Target { contents: &contents, owner: &owner, dropped: &known, known_generation: 0 };
+        let target = DesiredPool { contents: &contents, owner: &owner, dropped: &known, known_generation: 0 };
         let mut lost = Dropped::default();
         for write in diff(&target, &ExistingSlices::default()).writes {
             let (Write::Create(slice) | Write::Update(slice)) = write;
@@ -440,13 +440,13 @@ impl Publisher {
         Ok(otherwise)
     }
 
-    fn nobody(&self) -> Owner {
-        Owner { node: self.node.clone(), node_uid: String::new() }
+    fn nobody(&self) -> SliceOwner {
+        SliceOwner { node: self.node.clone(), node_uid: String::new() }
     }
 
     fn diff(&self, seen: &ExistingSlices) -> WritePlan {
         let nobody = self.nobody();
-        let target = Target {
+        let target = DesiredPool {
             contents: self.contents.slices(),
             owner: self.owner.as_ref().unwrap_or(&nobody),
             dropped: &self.state.borrow().dropped,
@@ -528,7 +528,7 @@ impl Publisher {
         let devices = contents.iter().map(|content| content.devices.len()).sum();
         self.state.send_if_modified(|state| {
             let before = state.clone();
-            (state.phase, state.keeps) = (Phase::Published, self.offering.keeps());
+            (state.phase, state.keeps) = (PublicationPhase::Published, self.offering.keeps());
             (state.generation, state.slices, state.devices) =
                 (self.stored.generation(), contents.len(), devices);
             before != *state
@@ -539,7 +539,7 @@ impl Publisher {
         self.state.send_modify(|state| state.writes += 1);
     }
 
-    fn phase(&self, phase: Phase) {
+    fn phase(&self, phase: PublicationPhase) {
         self.state.send_if_modified(|state| {
             let changed = state.phase != phase;
             state.phase = phase;

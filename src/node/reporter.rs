@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::holders::Withheld;
-use crate::cluster::events::{Events, Note, Severity, Subject};
+use crate::cluster::events::{EventSubject, Events, Note, Severity};
 use crate::cluster::status::{ClaimReports, ReportError};
 use crate::conditions::{
     self, ClaimEvent, ClaimHealth, Concerned, EventType, GpuPart, GrantEvent, MpsDetour, PartHealth,
@@ -43,7 +43,7 @@ const EVENTS_MOST: usize = 8;
 
 /// What there is to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
+pub enum ClaimReport {
     /// The claim is ready, and this is what it holds.
     Prepared(Intent),
     /// The claim holds nothing any more.
@@ -59,13 +59,13 @@ pub enum Report {
 /// The way in. Clones are cheap, and no method waits.
 #[derive(Debug, Clone)]
 pub struct Reporter {
-    queue: mpsc::Sender<Report>,
-    counts: Arc<Counts>,
+    queue: mpsc::Sender<ClaimReport>,
+    counts: Arc<ReportCounts>,
     events: Option<Events>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ReportCounts {
     dropped: AtomicU64,
     written: AtomicU64,
     failed: AtomicU64,
@@ -73,7 +73,7 @@ struct Counts {
 
 /// How often what is done.
 #[derive(Debug, Clone, Copy)]
-pub struct Pace {
+pub struct ReportPace {
     /// Pause after a first failure; doubled after each further one, up to the second.
     pub retry: Duration,
     pub retry_most: Duration,
@@ -84,7 +84,7 @@ pub struct Pace {
     pub mute: Duration,
 }
 
-impl Default for Pace {
+impl Default for ReportPace {
     fn default() -> Self {
         let s = Duration::from_secs;
         Self { retry: s(1), retry_most: s(120), again: s(60), mute: s(600) }
@@ -98,23 +98,23 @@ impl Reporter {
     }
 
     pub fn prepared(&self, intent: Intent) {
-        self.tell(Report::Prepared(intent));
+        self.tell(ClaimReport::Prepared(intent));
     }
 
     pub fn released(&self, claim: ClaimRef) {
-        self.tell(Report::Released(claim));
+        self.tell(ClaimReport::Released(claim));
     }
 
     pub fn grant_changed(&self, event: GrantEvent) {
-        self.tell(Report::GrantChanged(event));
+        self.tell(ClaimReport::GrantChanged(event));
     }
 
     pub fn went_around_mps(&self, detour: MpsDetour) {
-        self.tell(Report::WentAroundMps(detour));
+        self.tell(ClaimReport::WentAroundMps(detour));
     }
 
     pub fn health_changed(&self, changed: PartHealth) {
-        self.tell(Report::HealthChanged(changed));
+        self.tell(ClaimReport::HealthChanged(changed));
     }
 
     /// The container edits of a ready claim were written again.
@@ -158,12 +158,12 @@ impl Reporter {
         message: &str,
     ) {
         let Some(events) = &self.events else { return };
-        let pod = |pod: &PodRef| Subject::Pod {
+        let pod = |pod: &PodRef| EventSubject::Pod {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.to_string(),
         };
-        for subject in pods.take(EVENTS_MOST).map(pod).chain([Subject::Claim(claim.clone())]) {
+        for subject in pods.take(EVENTS_MOST).map(pod).chain([EventSubject::Claim(claim.clone())]) {
             events.tell(Note { subject, severity, reason, message: message.to_owned() });
         }
     }
@@ -188,7 +188,7 @@ impl Reporter {
         self.events.as_ref().map_or(0, |events| events.dropped() + events.failed())
     }
 
-    fn tell(&self, report: Report) {
+    fn tell(&self, report: ClaimReport) {
         if self.queue.try_send(report).is_err() {
             self.counts.dropped.fetch_add(1, Ordering::Relaxed);
         }
@@ -199,10 +199,10 @@ impl Reporter {
 pub struct Reporting {
     claims: Arc<dyn ClaimReports>,
     events: Events,
-    queue: mpsc::Receiver<Report>,
-    counts: Arc<Counts>,
-    pace: Pace,
-    known: BTreeMap<ClaimUid, Known>,
+    queue: mpsc::Receiver<ClaimReport>,
+    counts: Arc<ReportCounts>,
+    pace: ReportPace,
+    known: BTreeMap<ClaimUid, KnownClaim>,
     /// The unhealthy parts of GPUs, for claims that are prepared later.
     unhealthy: BTreeMap<(DeviceUuid, GpuPart, Concerned), PartHealth>,
     /// Nothing is written before.
@@ -212,7 +212,7 @@ pub struct Reporting {
 }
 
 /// A claim of this node.
-struct Known {
+struct KnownClaim {
     claim: ClaimRef,
     devices: Vec<HeldDevice>,
     claim_health: ClaimHealth,
@@ -237,7 +237,7 @@ enum Visit {
     /// The claim could not be read.
     Unread(ReportError),
     Read {
-        pods: Vec<Subject>,
+        pods: Vec<EventSubject>,
         written: Result<bool, ReportError>,
     },
 }
@@ -245,21 +245,21 @@ enum Visit {
 impl Reporting {
     pub fn new(claims: Arc<dyn ClaimReports>, events: Events) -> (Reporter, Self) {
         let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(ReportCounts::default());
         let reporter = Reporter { queue: sender, counts: counts.clone(), events: Some(events.clone()) };
         let (known, unhealthy) = (BTreeMap::new(), BTreeMap::new());
-        let pace = Pace::default();
+        let pace = ReportPace::default();
         (reporter, Self { claims, events, queue, counts, pace, known, unhealthy, muted: None, warned: None })
     }
 
-    pub fn with_pace(self, pace: Pace) -> Self {
+    pub fn with_pace(self, pace: ReportPace) -> Self {
         Self { pace, ..self }
     }
 
     /// Claims that were ready before this process began: what was not written is, without events.
     pub fn recall(mut self, intents: impl IntoIterator<Item = Intent>) -> Self {
         for intent in intents {
-            self.known.insert(intent.claim.uid.clone(), Known::new(intent.claim, intent.devices));
+            self.known.insert(intent.claim.uid.clone(), KnownClaim::new(intent.claim, intent.devices));
         }
         self
     }
@@ -287,21 +287,21 @@ impl Reporting {
         }
     }
 
-    fn take(&mut self, report: Report) {
+    fn take(&mut self, report: ClaimReport) {
         match report {
-            Report::Prepared(intent) => self.prepared(intent),
-            Report::Released(claim) => _ = self.known.remove(&claim.uid),
-            Report::GrantChanged(event) => {
+            ClaimReport::Prepared(intent) => self.prepared(intent),
+            ClaimReport::Released(claim) => _ = self.known.remove(&claim.uid),
+            ClaimReport::GrantChanged(event) => {
                 let Some(known) = self.known.get_mut(&event.claim.uid) else { return };
                 let turned = known.claim_health.apply(&event);
                 known.news(turned, conditions::grant_event(&event), self.pace.again);
             }
-            Report::WentAroundMps(detour) => {
+            ClaimReport::WentAroundMps(detour) => {
                 if let Some(known) = self.known.get_mut(&detour.claim.uid) {
                     known.news(false, conditions::detour_event(&detour), self.pace.again);
                 }
             }
-            Report::HealthChanged(changed) => self.health_changed(changed),
+            ClaimReport::HealthChanged(changed) => self.health_changed(changed),
         }
     }
 
@@ -309,7 +309,7 @@ impl Reporting {
         if self.known.get(&claim.uid).is_some_and(|known| known.devices == devices) {
             return;
         }
-        let mut known = Known::new(claim, devices);
+        let mut known = KnownClaim::new(claim, devices);
         // Nothing to say of a whole board that is well.
         known.due = known.has_share().then(Instant::now);
         if let Some(event) = conditions::prepared(&known.devices) {
@@ -457,7 +457,7 @@ impl Reporting {
     }
 }
 
-impl Known {
+impl KnownClaim {
     /// Of which everything may be news to people.
     fn new(claim: ClaimRef, devices: Vec<HeldDevice>) -> Self {
         Self {
@@ -514,13 +514,14 @@ impl Known {
     }
 
     /// Posts what waits, on the claim and on its pods.
-    fn post(&mut self, pods: &[Subject], events: &Events) {
+    fn post(&mut self, pods: &[EventSubject], events: &Events) {
         for event in self.pending_events.drain(..) {
             let severity = match event.event_type {
                 EventType::Normal => Severity::Normal,
                 EventType::Warning => Severity::Warning,
             };
-            let subjects = std::iter::once(Subject::Claim(self.claim.clone())).chain(pods.iter().cloned());
+            let subjects =
+                std::iter::once(EventSubject::Claim(self.claim.clone())).chain(pods.iter().cloned());
             for subject in subjects {
                 let (reason, message) = (event.reason, event.message.clone());
                 events.tell(Note { subject, severity, reason, message });

@@ -17,7 +17,7 @@ use super::carver::{self, Carver};
 use super::carving::{CarvedByClaims, carved_boards};
 use super::config::{NodeLabels, NodeSettings, Roots, WatchdogAction};
 use super::containers::{ContainerWatch, Containers};
-use super::discovery::{Discovered, Discovery, Policy, watch_files};
+use super::discovery::{Discovered, Discovery, LookTiming, watch_files};
 use super::executor::Executor;
 use super::failure_file::FailureFile;
 use super::file_looks::FileLooks;
@@ -27,13 +27,13 @@ use super::lanes::Lanes;
 use super::metrics::NodeMetrics;
 use super::mig_mode::{self, MigModes};
 use super::preparer::Preparer;
-use super::publisher::{Guard, Publication, Publisher, TryLock};
+use super::publisher::{Publication, Publisher, PublisherLock, TryLock};
 use super::reporter::{Reporter, Reporting};
-use super::state::{self, Parts};
+use super::state::{self, StateSources};
 use super::store::{Store, StoreError};
 use super::watchdog::{self, ClaimMetrics, DcgmMetrics, LISTS_LIMIT, Watchdog};
 use super::{daemon_reports, device_faults, findings, health, sweeper};
-use crate::cluster::events::Subject;
+use crate::cluster::events::EventSubject;
 use crate::cluster::{Cluster, ConnectError, Endpoint, KubeCluster, NodeCluster};
 use crate::host::device_nodes::DevRoot;
 use crate::host::driver_root::{DriverRoot, DriverRootCache, HookChoice, RootView};
@@ -125,8 +125,16 @@ pub async fn run(settings: NodeSettings, logs: LogControl) -> Result<(), NodeErr
     tasks.spawn("findings", findings::run(found, reporter.clone(), stop.clone()));
 
     let node = settings.node_name.clone();
-    let parts =
-        Parts { node, discovered, device_faults, published, registration, preparer, reporter, daemons };
+    let parts = StateSources {
+        node,
+        discovered,
+        device_faults,
+        published,
+        registration,
+        preparer,
+        reporter,
+        daemons,
+    };
     let mut dump = StateDump::default();
     parts.describe(&mut dump);
     tasks.spawn("gauges", state::gauges(parts, metrics, stop.clone()));
@@ -158,7 +166,7 @@ fn watchdog(
     metrics: ClaimMetrics,
     containers: watch::Receiver<Containers>,
 ) -> (Watchdog, mpsc::Receiver<watchdog::Finding>) {
-    Watchdog::new(watchdog::Parts {
+    Watchdog::new(watchdog::WatchdogParts {
         settings: settings.watchdog,
         slots_per_share: settings.sharing.slots_per_share,
         executor: preparer.executor.clone(),
@@ -266,7 +274,7 @@ fn discover(
     let stop = tasks.stop();
     let dev = settings.roots.dev_root(|path| path.exists()).here;
     let files = watch_files(dev, settings.roots.driver.clone(), stop.clone());
-    let policy = Policy { every: settings.discovery_interval, ..Policy::default() };
+    let policy = LookTiming { every: settings.discovery_interval, ..LookTiming::default() };
     let (discovery, discovered) = Discovery::new(Arc::new(nvml), policy, files);
     let discovery = match on_demand.is_empty() && executor.mig.modes().all().is_empty() {
         true => discovery,
@@ -313,7 +321,7 @@ fn report(
     let reporting = reporting.recall(ready.map(|record| record.intent.clone()));
     tasks.spawn("reporter", reporting.run(told.inventory_with_faults.clone(), tasks.stop()));
     let device_faults::FaultReceivers { device_faults, states, daemons_down, .. } = told;
-    let sources = daemon_reports::Sources { device_faults, states, daemons_down };
+    let sources = daemon_reports::ReportSources { device_faults, states, daemons_down };
     tasks.spawn("daemon reports", daemon_reports::run(sources, reporter.clone(), tasks.stop()));
     reporter
 }
@@ -334,7 +342,7 @@ fn keep_labels(
     if let (Some(pod), Some(uid)) = (&settings.pod, &settings.pod_uid) {
         let (events, posting) = api.events();
         let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
-        keeper = keeper.telling(Subject::Pod { namespace, name, uid: uid.clone() }, events);
+        keeper = keeper.telling(EventSubject::Pod { namespace, name, uid: uid.clone() }, events);
         let until = tasks.stop();
         tasks.spawn("label events", async move {
             tokio::select! {
@@ -353,12 +361,12 @@ fn watch_device_faults(
     discovered: &Discovered,
     tasks: &mut Tasks,
 ) -> device_faults::FaultReceivers {
-    let (watch, told) = device_faults::FaultWatcher::new(device_faults::Sources {
+    let (watch, told) = device_faults::FaultWatcher::new(device_faults::FaultSources {
         discovered: discovered.clone(),
         executor: executor.clone(),
         folder: settings.host.state_dir.clone(),
         sys_root: settings.host.sysfs_root.clone(),
-        every: device_faults::Sources::EVERY,
+        every: device_faults::FaultSources::EVERY,
     });
     tasks.spawn("ailments", watch.run(tasks.stop()));
     told
@@ -371,11 +379,11 @@ async fn serve_kubelet(
     tasks: &mut Tasks,
     registered: Token,
 ) -> Result<watch::Receiver<Registration>, NodeError> {
-    let config = kubelet::Config {
+    let config = kubelet::PluginConfig {
         driver: DRIVER.to_owned(),
         kubelet_dir: settings.host.kubelet_dir.clone(),
         pod_uid: settings.pod_uid.clone(),
-        timing: kubelet::Timing::default(),
+        timing: kubelet::PluginTiming::default(),
     };
     let health = Health { devices, clock: Arc::new(Timestamp::now) };
     let bound = kubelet::serve(config, preparer.clone(), health, tasks.stop()).await?;
@@ -402,7 +410,7 @@ fn publish(
 ) -> watch::Receiver<Publication> {
     let path = settings.host.state_dir.join("publisher.lock");
     let lock: TryLock = Box::new(move || match FileLock::try_acquire(&path) {
-        Ok(lock) => Ok(lock.map(|lock| Box::new(lock) as Guard)),
+        Ok(lock) => Ok(lock.map(|lock| Box::new(lock) as PublisherLock)),
         Err(error) => Err(error_chain(&error)),
     });
     let inventory = discovered.inventory.clone();

@@ -12,7 +12,7 @@ use super::discovery::{Discovered, DiscoveryState};
 use super::metrics::{DeviceHealth, DeviceType, NodeMetrics};
 use super::mig_mode::SwitchedOn;
 use super::preparer::Preparer;
-use super::publisher::{Phase, Publication};
+use super::publisher::{Publication, PublicationPhase};
 use super::reporter::Reporter;
 use crate::inventory::{DeviceFault, DeviceFaults, FaultKind, Inventory};
 use crate::kubelet::Registration;
@@ -26,7 +26,7 @@ const GAUGES_EVERY: Duration = Duration::from_secs(5);
 
 /// The parts that can be asked how they are.
 #[derive(Clone)]
-pub struct Parts {
+pub struct StateSources {
     pub node: NodeName,
     pub discovered: Discovered,
     pub device_faults: watch::Receiver<DeviceFaults>,
@@ -37,7 +37,7 @@ pub struct Parts {
     pub daemons: watch::Receiver<Vec<DaemonState>>,
 }
 
-impl Parts {
+impl StateSources {
     /// Registers every part under its name.
     pub fn describe(&self, dump: &mut StateDump) {
         let node = self.node.clone();
@@ -121,12 +121,12 @@ fn device_faults(inventory: &Inventory, device_faults: &DeviceFaults) -> Value {
 
 fn publication(published: &Publication) -> Value {
     let (phase, error) = match &published.phase {
-        Phase::WaitingForLock => ("WaitingForLock", None),
-        Phase::WaitingForInventory => ("WaitingForInventory", None),
-        Phase::Pending => ("Pending", None),
-        Phase::Published => ("Published", None),
-        Phase::Failing { error } => ("Failing", Some(error)),
-        Phase::Stopped => ("Stopped", None),
+        PublicationPhase::WaitingForLock => ("WaitingForLock", None),
+        PublicationPhase::WaitingForInventory => ("WaitingForInventory", None),
+        PublicationPhase::Pending => ("Pending", None),
+        PublicationPhase::Published => ("Published", None),
+        PublicationPhase::Failing { error } => ("Failing", Some(error)),
+        PublicationPhase::Stopped => ("Stopped", None),
     };
     json!({
         "phase": phase,
@@ -176,7 +176,11 @@ fn claims(preparer: &Preparer) -> Value {
 }
 
 /// Keeps the gauges true.
-pub async fn gauges(parts: Parts, metrics: NodeMetrics, stop: CancellationToken) -> Result<(), Infallible> {
+pub async fn gauges(
+    parts: StateSources,
+    metrics: NodeMetrics,
+    stop: CancellationToken,
+) -> Result<(), Infallible> {
     let mut ticks = tokio::time::interval(GAUGES_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut counted = Counted::default();
@@ -236,7 +240,7 @@ impl Counted {
     fn publication(&mut self, published: &Publication, metrics: &NodeMetrics) {
         metrics.slice_writes.inc_by(step(&mut self.writes, published.writes));
         metrics.slice_failures.inc_by(step(&mut self.failed_writes, published.failures));
-        metrics.slices_published.set(i64::from(published.phase == Phase::Published));
+        metrics.slices_published.set(i64::from(published.phase == PublicationPhase::Published));
     }
 
     fn reports(&mut self, reporter: &Reporter, metrics: &NodeMetrics) {

@@ -82,18 +82,18 @@ pub async fn run(
             () = stop.cancelled() => return Ok(()),
             // The sender is the executor's, which is ours too.
             Ok(()) = withheld.changed() => continue,
-            Ok(()) = unclaimed.changed() => Due::Unclaimed,
+            Ok(()) = unclaimed.changed() => NextSweep::Unclaimed,
             // Whatever changes meanwhile: tenants can see to it that something does.
-            () = tokio::time::sleep_until(again), if is_any => Due::Withheld(in_turn(records, turn)),
-            _ = ticks.tick() => Due::All,
+            () = tokio::time::sleep_until(again), if is_any => NextSweep::Withheld(in_turn(records, turn)),
+            _ = ticks.tick() => NextSweep::All,
             // Container edits name files by the driver's version, and a container may start at any moment.
             gpus = another_driver(&mut inventory, driver.as_deref()) => {
                 let is_first = driver.replace(gpus.driver.driver.clone()).is_none();
-                if is_first { Due::First(gpus) } else { Due::All }
+                if is_first { NextSweep::First(gpus) } else { NextSweep::All }
             }
         };
         // A look at many processes takes long. Whatever is under way goes on on its own thread, or is done again at the start.
-        let is_again = matches!(what, Due::Withheld(_));
+        let is_again = matches!(what, NextSweep::Withheld(_));
         match stop.run_until_cancelled(what.work(&preparer)).await {
             None => return Ok(()),
             Some(looked_at) => turn = turn.wrapping_add(looked_at),
@@ -105,7 +105,7 @@ pub async fn run(
 }
 
 /// What the sweeper has to do next.
-enum Due {
+enum NextSweep {
     /// The GPUs are known for the first time: all is swept, and what no claim has is looked at.
     First(NodeGpus),
     All,
@@ -115,7 +115,7 @@ enum Due {
     Withheld(Vec<RecordKey>),
 }
 
-impl Due {
+impl NextSweep {
     /// Returns how many records that are withheld were looked at.
     async fn work(self, preparer: &Preparer) -> usize {
         match self {
@@ -229,10 +229,10 @@ async fn look_again(preparer: &Preparer, records: &[RecordKey]) -> (Sweep, usize
 async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &mut DriverFiles) -> bool {
     let (executor, claim) = (&preparer.executor, record.intent.claim.clone());
     let verdict = verdict(preparer, &record, &executor.pool).await;
-    let is_wanted = matches!(verdict, Verdict::Fine(_));
+    let is_wanted = matches!(verdict, RecordVerdict::Fine(_));
     let (what, result) = match verdict {
-        Verdict::Unknown => return false,
-        Verdict::Fine(allocated) => {
+        RecordVerdict::Unknown => return false,
+        RecordVerdict::Fine(allocated) => {
             executor.holders.settle(&record.intent.key());
             let gpus = record.gpus();
             let key = record.intent.key();
@@ -246,10 +246,12 @@ async fn settle(preparer: &Preparer, record: Record, sweep: &mut Sweep, files: &
             }
             (Repair::Renewed, renewed)
         }
-        Verdict::Release(why) => (Repair::Released, release(preparer, record, why).await),
+        RecordVerdict::Release(why) => (Repair::Released, release(preparer, record, why).await),
         // Kubelet has been told that it is released, or never that it is ready.
-        Verdict::RollBack => (Repair::RolledBack, preparer.take_back(record, ReleaseCause::Kubelet).await),
-        Verdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
+        RecordVerdict::RollBack => {
+            (Repair::RolledBack, preparer.take_back(record, ReleaseCause::Kubelet).await)
+        }
+        RecordVerdict::Restore(allocated) => (Repair::Restored, preparer.restore(record, allocated).await),
     };
     if matches!(result, Ok(false)) {
         return true;
@@ -402,7 +404,7 @@ impl Sweep {
     }
 }
 
-enum Verdict {
+enum RecordVerdict {
     /// Nobody could be asked.
     Unknown,
     Fine(AllocatedClaim),
@@ -411,23 +413,25 @@ enum Verdict {
     Restore(AllocatedClaim),
 }
 
-async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> Verdict {
+async fn verdict(preparer: &Preparer, record: &Record, pool: &PoolName) -> RecordVerdict {
     if record.phase != Phase::Ready {
-        return Verdict::RollBack;
+        return RecordVerdict::RollBack;
     }
     match preparer.cluster.claim_state(&record.intent.claim).await {
-        ClaimState::Gone => Verdict::Release("the claim is gone"),
-        ClaimState::Replaced { .. } => Verdict::Release("the claim was replaced by another of its name"),
-        ClaimState::NotAllocated => Verdict::Release("the claim is no longer allocated"),
-        ClaimState::NoneOfOurs => Verdict::Release("the claim is allocated to other drivers' devices"),
+        ClaimState::Gone => RecordVerdict::Release("the claim is gone"),
+        ClaimState::Replaced { .. } => {
+            RecordVerdict::Release("the claim was replaced by another of its name")
+        }
+        ClaimState::NotAllocated => RecordVerdict::Release("the claim is no longer allocated"),
+        ClaimState::NoneOfOurs => RecordVerdict::Release("the claim is allocated to other drivers' devices"),
         ClaimState::Allocated(claim)
             if claim.results.iter().all(|result| result.pool.node() != pool.node()) =>
         {
-            Verdict::Release("the claim is allocated on another node")
+            RecordVerdict::Release("the claim is allocated on another node")
         }
-        ClaimState::Allocated(claim) if !preparer.executor.is_real(record) => Verdict::Restore(claim),
-        ClaimState::Allocated(claim) => Verdict::Fine(claim),
-        ClaimState::Unknown { .. } => Verdict::Unknown,
+        ClaimState::Allocated(claim) if !preparer.executor.is_real(record) => RecordVerdict::Restore(claim),
+        ClaimState::Allocated(claim) => RecordVerdict::Fine(claim),
+        ClaimState::Unknown { .. } => RecordVerdict::Unknown,
     }
 }
 

@@ -39,7 +39,7 @@ const NOT_LOOKED_AT: &str = "it was held when this driver was started again, and
 /// See the module's text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unclaimed {
-    due: BTreeMap<DeviceUuid, Due>,
+    due: BTreeMap<DeviceUuid, DueDevice>,
     open: BTreeMap<FaultLocation, OpenDevice>,
     /// What an earlier process withheld, as far as nobody has looked since.
     before: BTreeSet<FaultLocation>,
@@ -53,7 +53,7 @@ pub struct Unclaimed {
 
 /// A device that is to be looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Due {
+struct DueDevice {
     gpu: DeviceUuid,
     /// Who had it last, if that is known.
     claim: Option<ClaimRef>,
@@ -72,7 +72,7 @@ struct OpenDevice {
 
 /// One device, or a place of it.
 #[derive(Debug, Clone)]
-enum Look {
+enum UnclaimedDevice {
     /// It was open the last time.
     Again(FaultLocation),
     First(DeviceUuid),
@@ -100,13 +100,13 @@ impl Unclaimed {
     }
 
     /// With the board of each. What nobody has looked at comes first; of the others that which is `turn`th.
-    fn looks(&self, which: Which, turn: usize) -> Vec<(DeviceUuid, Look)> {
+    fn looks(&self, which: Which, turn: usize) -> Vec<(DeviceUuid, UnclaimedDevice)> {
         let open = self.open.iter().filter(|_| which == Which::All);
-        let open = open.map(|(location, open)| (open.gpu.clone(), Look::Again(location.clone())));
+        let open = open.map(|(location, open)| (open.gpu.clone(), UnclaimedDevice::Again(location.clone())));
         let open = holders::in_turn(open.collect(), turn);
         let is_known = |uuid: &DeviceUuid| self.open.contains_key(&FaultLocation::Device(uuid.clone()));
         let due = self.due.iter().filter(|(uuid, _)| which == Which::Due || !is_known(uuid));
-        due.map(|(uuid, due)| (due.gpu.clone(), Look::First(uuid.clone()))).chain(open).collect()
+        due.map(|(uuid, due)| (due.gpu.clone(), UnclaimedDevice::First(uuid.clone()))).chain(open).collect()
     }
 }
 
@@ -161,7 +161,7 @@ impl UnclaimedDevices {
     fn look_at(&self, device: &DeviceUuid, gpu: &DeviceUuid, claim: Option<&ClaimRef>) {
         self.change(|all| {
             all.asked += 1;
-            let due = Due { gpu: gpu.clone(), claim: claim.cloned(), asked: all.asked };
+            let due = DueDevice { gpu: gpu.clone(), claim: claim.cloned(), asked: all.asked };
             all.due.insert(device.clone(), due);
         });
     }
@@ -244,7 +244,7 @@ impl Executor {
     fn look_at_unclaimed(
         &self,
         held: &Held,
-        (gpu, look): (&DeviceUuid, &Look),
+        (gpu, look): (&DeviceUuid, &UnclaimedDevice),
         gpus: &NodeGpus,
     ) -> Result<Option<(ClaimRef, String)>, StoreError> {
         self.store.refresh(held)?;
@@ -252,7 +252,7 @@ impl Executor {
         let rightful = self.watchers(std::slice::from_ref(gpu));
         let unclaimed = self.holders.unclaimed();
         let (uuid, location) = match look {
-            Look::Again(location) => {
+            UnclaimedDevice::Again(location) => {
                 let open = unclaimed.all.borrow().open.get(location).cloned();
                 if let Some(open) = open {
                     let still = self.still_open(open, location, &on, &rightful, gpus);
@@ -260,9 +260,11 @@ impl Executor {
                 }
                 return Ok(None);
             }
-            Look::First(uuid) => (uuid, FaultLocation::Device(uuid.clone())),
+            UnclaimedDevice::First(uuid) => (uuid, FaultLocation::Device(uuid.clone())),
         };
-        let Some(Due { claim, .. }) = unclaimed.all.borrow().due.get(uuid).cloned() else { return Ok(None) };
+        let Some(DueDevice { claim, .. }) = unclaimed.all.borrow().due.get(uuid).cloned() else {
+            return Ok(None);
+        };
         let mut found = None;
         let one = match self.exclusive(uuid, gpus) {
             Ok(one) => one,
@@ -329,7 +331,7 @@ impl Executor {
 
     /// Nothing of these is open to anybody, as one look for all of them tells. It takes no lanes: who is given one of
     /// them meanwhile may have it open, and they are looked at one by one. Blocks on the look.
-    fn are_all_closed(&self, devices: &BTreeMap<DeviceUuid, Due>, gpus: &NodeGpus) -> bool {
+    fn are_all_closed(&self, devices: &BTreeMap<DeviceUuid, DueDevice>, gpus: &NodeGpus) -> bool {
         let all: Result<Vec<_>, _> = devices.keys().map(|uuid| self.exclusive(uuid, gpus)).collect();
         let Ok(all) = all else { return false };
         let numbers = all.into_iter().flatten().flat_map(|one| one.numbers).collect();
@@ -398,7 +400,7 @@ impl Preparer {
             if begun.elapsed() > holders::IN_ONE_GO {
                 break;
             }
-            if matches!(look, Look::Again(_)) {
+            if matches!(look, UnclaimedDevice::Again(_)) {
                 unclaimed.turn.fetch_add(1, Ordering::Relaxed);
             }
             let (at, on) = (gpu.clone(), gpus.clone());

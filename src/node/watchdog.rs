@@ -50,11 +50,11 @@ use tracing::{Instrument, info, warn};
 
 use self::act::{EndOutcome, EndRequest, Validity, WorkerThreads};
 use self::detours::Detours;
-use self::knowledge::{Knowledge, Servers, Users};
+use self::knowledge::{ClaimUsers, Knowledge, Servers};
 use self::looks::LookCounts;
 use self::shares::{HeldDevices, WatchedDevice};
 use self::showing::LatestFigures;
-use self::table::Table;
+use self::table::ProcessTable;
 use super::config;
 use super::containers::Containers;
 use super::executor::Executor;
@@ -90,7 +90,7 @@ const UNTIL_CONFIRMED: Duration = Duration::from_millis(50);
 const UNSEEN_LOOKS: u32 = 8;
 
 /// What the watchdog works with.
-pub struct Parts {
+pub struct WatchdogParts {
     pub settings: config::Watchdog,
     /// Client processes in one block of slots.
     pub slots_per_share: u32,
@@ -110,11 +110,11 @@ pub struct Parts {
 
 /// The watchdog's loop. Made by [`Watchdog::new`], driven by [`Watchdog::run`].
 pub struct Watchdog {
-    parts: Parts,
+    parts: WatchdogParts,
     findings: mpsc::Sender<Finding>,
     devices: HeldDevices,
     /// None only while it is read with, and while nothing is watched.
-    table: Option<Table>,
+    table: Option<ProcessTable>,
     threads: WorkerThreads,
     knowledge: Knowledge,
     detours: Detours,
@@ -127,7 +127,7 @@ pub struct Watchdog {
 
 /// What a look is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum LookKind {
     /// All that is held.
     Regular,
     /// What the last look found urgent.
@@ -145,7 +145,7 @@ enum Before {
 
 /// The result of a task that runs beside the looks.
 enum TaskResult {
-    Users { claim: ClaimUid, asked: Moment, users: Option<Users> },
+    Users { claim: ClaimUid, asked: Moment, users: Option<ClaimUsers> },
     Ledger { asked: Moment, read: Result<(), String> },
     Servers { asked: Moment, servers: Result<Servers, String> },
     Clients { group: MpsGroup, asked: Moment, clients: Result<Vec<MpsClient>, String> },
@@ -172,7 +172,7 @@ struct LoggedFailures {
 
 impl Watchdog {
     /// The watchdog, and what it finds.
-    pub fn new(parts: Parts) -> (Self, mpsc::Receiver<Finding>) {
+    pub fn new(parts: WatchdogParts) -> (Self, mpsc::Receiver<Finding>) {
         let (findings, found) = mpsc::channel(FINDINGS);
         let watchdog = Self {
             findings,
@@ -239,7 +239,7 @@ impl Watchdog {
             Before::Nothing => Detours::default(),
             Before::Claims => detours_from_now(&self.threads, self.parts.processes.clone()).await,
         };
-        let table = Table::new(self.parts.processes.clone());
+        let table = ProcessTable::new(self.parts.processes.clone());
         if !self.parts.processes.pids_are_the_hosts() {
             warn!(
                 "this process does not have the host's PID namespace (hostPID: true): NVML's PIDs may mean other \
@@ -251,7 +251,7 @@ impl Watchdog {
         let period = self.parts.settings.period;
         let mut ticks = tokio::time::interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut turn = Turn::Regular;
+        let mut turn = LookKind::Regular;
         while !self.devices.is_empty() {
             tokio::select! {
                 biased;
@@ -266,7 +266,7 @@ impl Watchdog {
                     self.parts.metrics.tick(took);
                     // Never two in a row between regular ones.
                     let hurry = self.is_confirmed_next(turn);
-                    turn = if hurry { Turn::Confirming } else { Turn::Regular };
+                    turn = if hurry { LookKind::Confirming } else { LookKind::Regular };
                     if hurry {
                         ticks.reset_after(UNTIL_CONFIRMED);
                     }
@@ -295,8 +295,8 @@ impl Watchdog {
     }
 
     /// After this look another one comes at once, which confirms what is urgent.
-    fn is_confirmed_next(&self, turn: Turn) -> bool {
-        turn == Turn::Regular && self.watch.is_urgent() && UNTIL_CONFIRMED < self.parts.settings.period
+    fn is_confirmed_next(&self, turn: LookKind) -> bool {
+        turn == LookKind::Regular && self.watch.is_urgent() && UNTIL_CONFIRMED < self.parts.settings.period
     }
 
     fn policy(&self) -> WatchPolicy {
@@ -316,11 +316,11 @@ impl Watchdog {
     }
 
     /// One look at all devices that are held, if it is time.
-    async fn tick(&mut self, turn: Turn) {
+    async fn tick(&mut self, turn: LookKind) {
         if self.devices.have_changed() {
             self.read_ledger();
         }
-        let rests = turn == Turn::Regular && self.devices.values().all(WatchedDevice::is_alone);
+        let rests = turn == LookKind::Regular && self.devices.values().all(WatchedDevice::is_alone);
         if !self.looks.take_turn(rests) {
             return;
         }
@@ -336,14 +336,14 @@ impl Watchdog {
         let listed = self.figures_are_due().then(|| answers.clone());
         let looks = self.observe(answers, now);
         let verdicts = match turn {
-            Turn::Regular => {
+            LookKind::Regular => {
                 looks.iter().for_each(|look| self.looks.note(&look.gpu));
                 let (verdicts, usage) = self.watch.fold(&policy, now, &looks);
                 self.shown.note_usage(&looks, usage);
                 self.show();
                 verdicts
             }
-            Turn::Confirming => self.watch.confirm(&policy, now, &looks),
+            LookKind::Confirming => self.watch.confirm(&policy, now, &looks),
         };
         for verdict in verdicts {
             self.carry_out(verdict);

@@ -20,7 +20,7 @@ use thiserror::Error;
 use super::look::Session;
 use super::mig::{self, Profile};
 use super::raw_mig::GpuInstanceHandle;
-use super::worker::{self, Progress, STACK};
+use super::worker::{self, CallProgress, STACK};
 use super::{ModeError, NvmlError, mode, raw, raw_mig};
 use crate::model::driver::DriverPlace;
 use crate::model::gpu::MigCapacity;
@@ -163,7 +163,7 @@ type Work = Box<dyn FnOnce(&mut Open) + Send>;
 #[derive(Debug)]
 struct Board {
     work: SyncSender<Work>,
-    progress: Arc<Progress>,
+    progress: Arc<CallProgress>,
 }
 
 impl MigCarver {
@@ -194,7 +194,7 @@ impl MigCarver {
         }
     }
 
-    fn queue(&self, gpu: &DeviceUuid, work: Work) -> Result<Arc<Progress>, MigError> {
+    fn queue(&self, gpu: &DeviceUuid, work: Work) -> Result<Arc<CallProgress>, MigError> {
         let mut boards = lock(&self.boards);
         let board = match boards.get(gpu) {
             Some(board) => board,
@@ -218,7 +218,7 @@ impl MigCarver {
 
     fn start(&self, gpu: &DeviceUuid) -> Result<Board, MigError> {
         let (work, queue) = sync_channel(QUEUE);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CallProgress::default());
         let open = Open { driver: self.driver.clone(), progress: progress.clone(), nvml: None };
         let (boards, gpu) = (self.boards.clone(), gpu.clone());
         let builder = thread::Builder::new().name("nvml-mig".to_owned()).stack_size(STACK);
@@ -253,7 +253,7 @@ fn serve(mut open: Open, queue: &Receiver<Work>, boards: &Boards, gpu: &DeviceUu
 /// The library as one board's thread has it.
 struct Open {
     driver: DriverPlace,
-    progress: Arc<Progress>,
+    progress: Arc<CallProgress>,
     nvml: Option<Nvml>,
 }
 
@@ -310,7 +310,7 @@ impl MigInstances for MigCarver {
 }
 
 /// What a board in MIG mode can be cut into, and the places of the instances that are on it.
-type Cut = (Vec<MigProfile>, Vec<MigPlace>);
+type BoardLayout = (Vec<MigProfile>, Vec<MigPlace>);
 
 /// Asks a board in MIG mode for both. `None` if it does not say:
 /// switched off while it was looked at, say, or calls that this driver lacks. What was left out is told in words.
@@ -321,7 +321,7 @@ pub(super) fn found(
     session: &Session<'_>,
     gpu: &DeviceUuid,
     left_out: &mut Vec<String>,
-) -> Result<Option<Cut>, NvmlError> {
+) -> Result<Option<BoardLayout>, NvmlError> {
     let mut look = || {
         let board = Carving::of(session, gpu)?;
         let places = board.handles()?.into_iter().map(|(_, place, _)| place).collect();

@@ -12,7 +12,7 @@ use tokio::sync::broadcast;
 
 use crate::model::names::DeviceUuid;
 
-use super::worker::{Progress, STACK};
+use super::worker::{CallProgress, STACK};
 use super::{GpuEvent, NvmlError, raw};
 
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
@@ -45,11 +45,12 @@ impl Events {
         nvml: Arc<Nvml>,
         boards: Vec<EventSource>,
         sender: broadcast::Sender<GpuEvent>,
-        progress: Arc<Progress>,
+        progress: Arc<CallProgress>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel();
         let (end, ended) = channel();
-        let listener = Listener { boards: boards.clone(), sender, stopped, progress, wait_failed: false };
+        let listener =
+            EventListener { boards: boards.clone(), sender, stopped, progress, wait_failed: false };
         thread::Builder::new().name("nvml-events".to_owned()).stack_size(STACK).spawn(move || {
             listener.run(&nvml);
             drop(nvml);
@@ -74,18 +75,18 @@ impl Drop for Events {
     }
 }
 
-struct Listener {
+struct EventListener {
     boards: Vec<EventSource>,
     sender: broadcast::Sender<GpuEvent>,
     /// Closed when the thread should end.
     stopped: Receiver<()>,
     /// That of the thread that opened the library: left behind, its events are another's too.
-    progress: Arc<Progress>,
+    progress: Arc<CallProgress>,
     /// True while waiting fails, so that it is told once.
     wait_failed: bool,
 }
 
-impl Listener {
+impl EventListener {
     fn run(mut self, nvml: &Nvml) {
         let set = match nvml.create_event_set() {
             Ok(set) => set,

@@ -15,7 +15,7 @@ use nvml_wrapper::error::NvmlError as Code;
 use nvml_wrapper::struct_wrappers::device::DeviceAttributes;
 use nvml_wrapper::{Device, Nvml};
 
-use super::worker::Progress;
+use super::worker::CallProgress;
 use super::{NvmlError, convert};
 use super::{raw, raw_gpm};
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
@@ -23,7 +23,7 @@ use crate::model::quantity::Bytes;
 
 /// What figures are asked of.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum FiguresSubject {
     /// A whole board, in MIG mode or not.
     Board(DeviceUuid),
     /// A MIG device, which has memory, and may tell how busy it is: samples from before its holder had it are of another's
@@ -39,7 +39,7 @@ pub struct MigHolder {
     pub pod: Option<PodUid>,
 }
 
-impl Subject {
+impl FiguresSubject {
     pub fn uuid(&self) -> &DeviceUuid {
         match self {
             Self::Board(uuid) | Self::Mig { uuid, .. } => uuid,
@@ -129,10 +129,10 @@ enum Gpm {
 /// Only those after which the library must be loaded anew.
 pub(super) fn read(
     nvml: &Nvml,
-    subject: &Subject,
+    subject: &FiguresSubject,
     handle: &raw::DeviceHandle,
     (memo, room): (&mut Memo, &mut raw::Samples),
-    progress: &Progress,
+    progress: &CallProgress,
 ) -> Result<Figures, NvmlError> {
     let device = raw::device(nvml, handle);
     let ask = Asking { device: &device, progress };
@@ -146,7 +146,7 @@ pub(super) fn read(
         Some(known) => known,
         None => memo.identity.insert(ask.identity(subject)?).clone(),
     };
-    if let Subject::Mig { holder, .. } = subject {
+    if let FiguresSubject::Mig { holder, .. } = subject {
         if memo.holder != *holder {
             (memo.holder, memo.gpm) = (holder.clone(), Gpm::NotAsked);
         }
@@ -173,7 +173,7 @@ pub(super) fn read(
 /// Calls about one device.
 struct Asking<'a> {
     device: &'a Device<'a>,
-    progress: &'a Progress,
+    progress: &'a CallProgress,
 }
 
 impl Asking<'_> {
@@ -190,16 +190,16 @@ impl Asking<'_> {
         }
     }
 
-    fn identity(&self, subject: &Subject) -> Result<DeviceIdentity, NvmlError> {
+    fn identity(&self, subject: &FiguresSubject) -> Result<DeviceIdentity, NvmlError> {
         let name = self.optional("nvmlDeviceGetName", raw::name)?;
         let name = name.as_ref().map(|bytes| convert::text(bytes)).unwrap_or_default();
         Ok(match subject {
-            Subject::Mig { .. } => DeviceIdentity {
+            FiguresSubject::Mig { .. } => DeviceIdentity {
                 name,
                 gpu_instance: self.optional("nvmlDeviceGetGpuInstanceId", raw::gpu_instance_id)?,
                 ..DeviceIdentity::default()
             },
-            Subject::Board(_) => DeviceIdentity {
+            FiguresSubject::Board(_) => DeviceIdentity {
                 name,
                 index: self.optional("nvmlDeviceGetIndex", |device| device.index())?,
                 pci_bus_id: self

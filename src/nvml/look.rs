@@ -13,7 +13,7 @@ use crate::model::quantity::Bytes;
 use crate::model::selector::GpuSelector;
 
 use super::events::EventSource;
-use super::worker::Progress;
+use super::worker::CallProgress;
 use super::{ComputeMode, NvmlError, Settings, carve, convert, mig, mode, raw, sysfs};
 
 /// No node has more: what is beyond is taken for nonsense.
@@ -25,7 +25,7 @@ const SWITCHED_AT_ONCE: (u32, u32) = (9, 0);
 pub(super) struct Session<'a> {
     pub nvml: &'a Nvml,
     pub sys_root: &'a Path,
-    pub progress: &'a Progress,
+    pub progress: &'a CallProgress,
     /// See [`Settings::on_demand`].
     pub on_demand: &'a [GpuSelector],
     /// See [`Settings::switches`].
@@ -33,7 +33,7 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub fn new(nvml: &'a Nvml, settings: &'a Settings, progress: &'a Progress) -> Self {
+    pub fn new(nvml: &'a Nvml, settings: &'a Settings, progress: &'a CallProgress) -> Self {
         let Settings { sys_root, on_demand, switches, .. } = settings;
         Self { nvml, sys_root, progress, on_demand, switches: *switches }
     }

@@ -42,7 +42,7 @@ use crate::model::names::DeviceUuid;
 
 pub use carve::{MigCarver, MigError, MigInstances};
 pub use error::NvmlError;
-pub use figures::{DeviceIdentity, DeviceMemory, Figures, MigHolder, ProcessActivity, Subject};
+pub use figures::{DeviceIdentity, DeviceMemory, Figures, FiguresSubject, MigHolder, ProcessActivity};
 pub use mode::ModeError;
 pub use processes::{BoardProcesses, ContextKind, GpuProcess, ProcessWatch};
 pub use thread::{Nvml, Settings};

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use super::carve::{self, MigError};
 use super::look::Session;
-use super::raw::{self, List};
+use super::raw::{self, ProcessListKind};
 use super::{NvmlError, raw_mig};
 use crate::model::names::DeviceUuid;
 
@@ -108,15 +108,15 @@ fn processes(session: &Session<'_>, gpu: &DeviceUuid) -> Result<Vec<u32>, NvmlEr
         session.call("nvmlDeviceGetHandleByUUID", None, || raw::board(session.nvml, gpu.as_str()))?;
     let (mut found, mut buffer) = (Vec::new(), raw::Buffer::default());
     for (name, list) in [
-        ("nvmlDeviceGetComputeRunningProcesses_v3", List::Compute),
-        ("nvmlDeviceGetMPSComputeRunningProcesses_v3", List::Mps),
-        ("nvmlDeviceGetGraphicsRunningProcesses_v3", List::Graphics),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", ProcessListKind::Compute),
+        ("nvmlDeviceGetMPSComputeRunningProcesses_v3", ProcessListKind::Mps),
+        ("nvmlDeviceGetGraphicsRunningProcesses_v3", ProcessListKind::Graphics),
     ] {
         let listed = session.call(name, None, || raw::processes(session.nvml, &handle, list, &mut buffer));
         match listed {
             Ok(listed) => found.extend(listed.into_iter().map(|one| one.pid)),
             // A driver or board without MPS or graphics has no such processes.
-            Err(error) if list != List::Compute && error.is_absence() => {}
+            Err(error) if list != ProcessListKind::Compute && error.is_absence() => {}
             Err(error) => return Err(error),
         }
     }

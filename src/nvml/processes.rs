@@ -18,9 +18,9 @@ use nvml_wrapper::error::NvmlError as Code;
 use tokio::sync::mpsc;
 
 use super::NvmlError;
-use super::figures::{self, Figures, Memo, Subject};
-use super::raw::{self, List};
-use super::worker::{self, Progress, Reply, Workers};
+use super::figures::{self, Figures, FiguresSubject, Memo};
+use super::raw::{self, ProcessListKind};
+use super::worker::{self, CallProgress, Reply, Workers};
 use crate::model::driver::DriverPlace;
 use crate::model::names::DeviceUuid;
 use crate::model::quantity::Bytes;
@@ -65,7 +65,7 @@ pub struct ProcessWatch {
 #[derive(Debug)]
 enum ProcessQuery {
     Lists { boards: Vec<DeviceUuid>, reply: Reply<Vec<BoardProcesses>> },
-    Figures { subjects: Vec<Subject>, reply: Reply<Vec<(DeviceUuid, Figures)>> },
+    Figures { subjects: Vec<FiguresSubject>, reply: Reply<Vec<(DeviceUuid, Figures)>> },
 }
 
 impl ProcessWatch {
@@ -86,11 +86,14 @@ impl ProcessWatch {
     ///
     /// # Errors
     /// The library cannot be used, or did not answer in time.
-    pub async fn figures(&self, subjects: Vec<Subject>) -> Result<Vec<(DeviceUuid, Figures)>, NvmlError> {
+    pub async fn figures(
+        &self,
+        subjects: Vec<FiguresSubject>,
+    ) -> Result<Vec<(DeviceUuid, Figures)>, NvmlError> {
         self.workers.ask(self.limit, self.serve(), |reply| ProcessQuery::Figures { subjects, reply }).await
     }
 
-    fn serve(&self) -> impl FnOnce(mpsc::Receiver<ProcessQuery>, Arc<Progress>) + Send + 'static {
+    fn serve(&self) -> impl FnOnce(mpsc::Receiver<ProcessQuery>, Arc<CallProgress>) + Send + 'static {
         let driver = self.driver.clone();
         move |queue, progress| ProcessThread { driver, progress, open: None }.serve(queue)
     }
@@ -109,7 +112,7 @@ impl ProcessWatch {
 /// The state of the thread.
 struct ProcessThread {
     driver: DriverPlace,
-    progress: Arc<Progress>,
+    progress: Arc<CallProgress>,
     open: Option<LoadedLibrary>,
 }
 
@@ -143,7 +146,7 @@ impl ProcessThread {
     /// Asks the library, which is loaded first if need be, and let go of if it will never answer again.
     fn answer<T>(
         &mut self,
-        ask: impl FnOnce(&mut LoadedLibrary, &Progress) -> Result<T, NvmlError>,
+        ask: impl FnOnce(&mut LoadedLibrary, &CallProgress) -> Result<T, NvmlError>,
     ) -> Result<T, NvmlError> {
         let mut open = match self.open.take() {
             Some(open) => open,
@@ -179,7 +182,7 @@ impl LoadedLibrary {
     fn all_lists(
         &mut self,
         boards: Vec<DeviceUuid>,
-        progress: &Progress,
+        progress: &CallProgress,
     ) -> Result<Vec<BoardProcesses>, NvmlError> {
         let mut answers = Vec::with_capacity(boards.len());
         for board in boards {
@@ -193,8 +196,8 @@ impl LoadedLibrary {
 
     fn all_figures(
         &mut self,
-        subjects: Vec<Subject>,
-        progress: &Progress,
+        subjects: Vec<FiguresSubject>,
+        progress: &CallProgress,
     ) -> Result<Vec<(DeviceUuid, Figures)>, NvmlError> {
         self.memos.retain(|known, _| subjects.iter().any(|subject| subject.uuid() == known));
         let mut answers = Vec::with_capacity(subjects.len());
@@ -218,7 +221,7 @@ impl LoadedLibrary {
         Ok(answers)
     }
 
-    fn board(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<Vec<GpuProcess>, NvmlError> {
+    fn board(&mut self, uuid: &DeviceUuid, progress: &CallProgress) -> Result<Vec<GpuProcess>, NvmlError> {
         let board = self.handle(uuid, progress)?;
         // A handle that failed is asked for anew: the board may have been away.
         let merged = self.lists(&board, progress)?;
@@ -227,7 +230,7 @@ impl LoadedLibrary {
     }
 
     /// The device's handle, taken out: who finds it good puts it back.
-    fn handle(&mut self, uuid: &DeviceUuid, progress: &Progress) -> Result<raw::DeviceHandle, NvmlError> {
+    fn handle(&mut self, uuid: &DeviceUuid, progress: &CallProgress) -> Result<raw::DeviceHandle, NvmlError> {
         if let Some(board) = self.boards.remove(uuid) {
             return Ok(board);
         }
@@ -239,14 +242,14 @@ impl LoadedLibrary {
     fn lists(
         &mut self,
         board: &raw::DeviceHandle,
-        progress: &Progress,
+        progress: &CallProgress,
     ) -> Result<Vec<GpuProcess>, NvmlError> {
         let mut merged = BTreeMap::new();
         let mut tells_clients = true;
         for (name, list) in [
-            ("nvmlDeviceGetComputeRunningProcesses_v3", List::Compute),
-            ("nvmlDeviceGetMPSComputeRunningProcesses_v3", List::Mps),
-            ("nvmlDeviceGetGraphicsRunningProcesses_v3", List::Graphics),
+            ("nvmlDeviceGetComputeRunningProcesses_v3", ProcessListKind::Compute),
+            ("nvmlDeviceGetMPSComputeRunningProcesses_v3", ProcessListKind::Mps),
+            ("nvmlDeviceGetGraphicsRunningProcesses_v3", ProcessListKind::Graphics),
         ] {
             progress.enter(name, None);
             let listed = raw::processes(&self.nvml, board, list, &mut self.buffer)
@@ -254,7 +257,9 @@ impl LoadedLibrary {
             match listed {
                 Ok(listed) => merge(&mut merged, list, &listed),
                 // A driver or board without MPS or graphics has no such processes.
-                Err(e) if list != List::Compute && e.is_absence() => tells_clients &= list != List::Mps,
+                Err(e) if list != ProcessListKind::Compute && e.is_absence() => {
+                    tells_clients &= list != ProcessListKind::Mps
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -270,12 +275,12 @@ struct Merged {
     mps: bool,
 }
 
-fn merge(merged: &mut BTreeMap<u32, Merged>, list: List, listed: &[raw::Listed]) {
+fn merge(merged: &mut BTreeMap<u32, Merged>, list: ProcessListKind, listed: &[raw::Listed]) {
     for process in listed {
         let known = merged.entry(process.pid).or_default();
         known.used = known.used.max(process.used.map(Bytes));
-        known.compute |= list == List::Compute;
-        known.mps |= list == List::Mps;
+        known.compute |= list == ProcessListKind::Compute;
+        known.mps |= list == ProcessListKind::Mps;
     }
 }
 
@@ -300,9 +305,13 @@ mod tests {
         let listed = |pid, used: Option<u64>| raw::Listed { pid, used };
         let found = |clients: Option<&[raw::Listed]>| {
             let mut merged = BTreeMap::new();
-            merge(&mut merged, List::Compute, &[listed(1, Some(418)), listed(2, Some(438)), listed(3, None)]);
-            merge(&mut merged, List::Mps, clients.unwrap_or_default());
-            merge(&mut merged, List::Graphics, &[listed(1, None), listed(4, Some(7))]);
+            merge(
+                &mut merged,
+                ProcessListKind::Compute,
+                &[listed(1, Some(418)), listed(2, Some(438)), listed(3, None)],
+            );
+            merge(&mut merged, ProcessListKind::Mps, clients.unwrap_or_default());
+            merge(&mut merged, ProcessListKind::Graphics, &[listed(1, None), listed(4, Some(7))]);
             let found = processes(merged, clients.is_some()).into_iter();
             found.map(|p| (p.pid, p.used.map(|used| used.0), p.context)).collect::<Vec<_>>()
         };

@@ -200,7 +200,7 @@ pub(super) fn board(nvml: &Nvml, uuid: &str) -> Result<DeviceHandle, Code> {
 
 /// One of NVML's lists of a board's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum List {
+pub(super) enum ProcessListKind {
     /// Everything with a compute context: bare processes, MPS servers and MPS clients.
     Compute,
     /// Clients of an MPS server.
@@ -231,14 +231,14 @@ const TRIES: usize = 4;
 pub(super) fn processes(
     nvml: &Nvml,
     board: &DeviceHandle,
-    list: List,
+    list: ProcessListKind,
     buffer: &mut Buffer,
 ) -> Result<Vec<Listed>, Code> {
     let lib = nvml.lib();
     let call = *match list {
-        List::Compute => nvml_sym(lib.nvmlDeviceGetComputeRunningProcesses_v3.as_ref())?,
-        List::Mps => nvml_sym(lib.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref())?,
-        List::Graphics => nvml_sym(lib.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref())?,
+        ProcessListKind::Compute => nvml_sym(lib.nvmlDeviceGetComputeRunningProcesses_v3.as_ref())?,
+        ProcessListKind::Mps => nvml_sym(lib.nvmlDeviceGetMPSComputeRunningProcesses_v3.as_ref())?,
+        ProcessListKind::Graphics => nvml_sym(lib.nvmlDeviceGetGraphicsRunningProcesses_v3.as_ref())?,
     };
     let buffer = &mut buffer.0;
     let empty = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };

@@ -13,7 +13,7 @@ use crate::model::selector::GpuSelector;
 
 use super::events::{EventSource, Events};
 use super::look::Session;
-use super::worker::{Progress, Reply, Workers};
+use super::worker::{CallProgress, Reply, Workers};
 use super::{ComputeMode, ComputeModes, GpuEvent, Gpus, Load, NvmlError, library, worker};
 
 /// Events that may wait for a slow reader; it loses the oldest beyond that, and is told how many.
@@ -122,7 +122,7 @@ impl Gpus for Nvml {
 /// The state of the thread.
 struct NvmlThread {
     settings: Arc<Settings>,
-    progress: Arc<Progress>,
+    progress: Arc<CallProgress>,
     sender: broadcast::Sender<GpuEvent>,
     open: Option<LoadedLibrary>,
 }

@@ -29,12 +29,12 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, NvmlError>>;
 
 /// Which call a thread is in, for the words about a hang.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct CallProgress {
     call: Mutex<(&'static str, Option<u32>)>,
     left_behind: AtomicBool,
 }
 
-impl Progress {
+impl CallProgress {
     pub fn enter(&self, call: &'static str, index: Option<u32>) {
         *self.call.lock().unwrap_or_else(PoisonError::into_inner) = (call, index);
     }
@@ -65,13 +65,13 @@ pub(super) struct Workers<C> {
 struct Threads<C> {
     current: Option<Thread<C>>,
     /// Progress of threads that were left behind; gone when they end.
-    stuck: Vec<Weak<Progress>>,
+    stuck: Vec<Weak<CallProgress>>,
 }
 
 #[derive(Debug)]
 struct Thread<C> {
     commands: mpsc::Sender<C>,
-    progress: Arc<Progress>,
+    progress: Arc<CallProgress>,
 }
 
 impl<C: Send + 'static> Workers<C> {
@@ -84,7 +84,7 @@ impl<C: Send + 'static> Workers<C> {
     pub async fn ask<T>(
         &self,
         limit: Duration,
-        serve: impl FnOnce(mpsc::Receiver<C>, Arc<Progress>) + Send + 'static,
+        serve: impl FnOnce(mpsc::Receiver<C>, Arc<CallProgress>) + Send + 'static,
         command: impl FnOnce(Reply<T>) -> C,
     ) -> Result<T, NvmlError> {
         let (commands, progress) = self.thread(serve)?;
@@ -113,8 +113,8 @@ impl<C: Send + 'static> Workers<C> {
 
     fn thread(
         &self,
-        serve: impl FnOnce(mpsc::Receiver<C>, Arc<Progress>) + Send + 'static,
-    ) -> Result<(mpsc::Sender<C>, Arc<Progress>), NvmlError> {
+        serve: impl FnOnce(mpsc::Receiver<C>, Arc<CallProgress>) + Send + 'static,
+    ) -> Result<(mpsc::Sender<C>, Arc<CallProgress>), NvmlError> {
         let mut threads = self.lock();
         if let Some(thread) = threads.current.as_ref().filter(|thread| !thread.commands.is_closed()) {
             return Ok((thread.commands.clone(), thread.progress.clone()));
@@ -124,7 +124,7 @@ impl<C: Send + 'static> Workers<C> {
             return Err(NvmlError::Stuck { threads: threads.stuck.len() });
         }
         let (commands, queue) = mpsc::channel(COMMANDS);
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(CallProgress::default());
         let its = progress.clone();
         let builder = thread::Builder::new().name(self.name.to_owned()).stack_size(STACK);
         builder.spawn(move || serve(queue, its)).map_err(NvmlError::NoThread)?;
@@ -133,7 +133,7 @@ impl<C: Send + 'static> Workers<C> {
     }
 
     /// Gives up a thread that missed a deadline: its queue is closed when the last sender goes.
-    fn leave_behind(&self, progress: &Arc<Progress>) {
+    fn leave_behind(&self, progress: &Arc<CallProgress>) {
         progress.left_behind.store(true, Ordering::Relaxed);
         let mut threads = self.lock();
         if threads.current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.progress, progress)) {
@@ -148,7 +148,7 @@ impl<C: Send + 'static> Workers<C> {
 }
 
 /// Loads and initialises the first library under the driver root that can be loaded.
-pub(super) fn open(driver: &DriverPlace, progress: &Progress) -> Result<Nvml, NvmlError> {
+pub(super) fn open(driver: &DriverPlace, progress: &CallProgress) -> Result<Nvml, NvmlError> {
     progress.enter("looking for the library", None);
     let mut unusable = None;
     for path in library::find(driver)? {

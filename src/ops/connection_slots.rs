@@ -53,7 +53,7 @@ struct OpenConnection {
     peer: IpAddr,
     /// From the address that it has reached: somebody on the node itself, as kubelet is.
     is_own: bool,
-    phase: Phase,
+    phase: ConnectionPhase,
     since: Instant,
     bytes: usize,
     leave: Arc<Notify>,
@@ -62,7 +62,7 @@ struct OpenConnection {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// Between requests, or before the first.
     Waiting,
     /// A request is coming in.
@@ -106,7 +106,7 @@ impl ConnectionSlots {
         let connection = OpenConnection {
             peer,
             is_own,
-            phase: Phase::Waiting,
+            phase: ConnectionPhase::Waiting,
             since: Instant::now(),
             bytes: 0,
             leave: leave.clone(),
@@ -148,17 +148,17 @@ impl OpenConnections {
         }
         let of = |connection: &OpenConnection| {
             let patience = match connection.phase {
-                Phase::Waiting => Some(Duration::ZERO),
-                Phase::Receiving if connection.peer == peer => Some(PROMPT),
-                Phase::Receiving => Some(Duration::ZERO),
-                Phase::Answering => limits.answer,
+                ConnectionPhase::Waiting => Some(Duration::ZERO),
+                ConnectionPhase::Receiving if connection.peer == peer => Some(PROMPT),
+                ConnectionPhase::Receiving => Some(Duration::ZERO),
+                ConnectionPhase::Answering => limits.answer,
             };
             patience.is_some_and(|patience| connection.since.elapsed() >= patience)
         };
         let candidates =
             self.staying().filter(|(_, one)| (!only_own || one.peer == peer) && of(one)).map(|(id, one)| {
-                let last = (one.is_own, one.phase == Phase::Answering);
-                ((last, Reverse(count(one.peer)), one.phase != Phase::Waiting, *id), *id)
+                let last = (one.is_own, one.phase == ConnectionPhase::Answering);
+                ((last, Reverse(count(one.peer)), one.phase != ConnectionPhase::Waiting, *id), *id)
             });
         let victim = candidates.min().map(|(_, id)| id);
         victim.is_some_and(|victim| self.send_away(victim))
@@ -195,7 +195,9 @@ impl OpenConnections {
                 let mut theirs = self
                     .staying()
                     .filter(|(_, connection)| connection.peer == heaviest && connection.bytes > 0);
-                theirs.find(|(_, connection)| connection.phase == Phase::Receiving).map(|(id, _)| *id)
+                theirs
+                    .find(|(_, connection)| connection.phase == ConnectionPhase::Receiving)
+                    .map(|(id, _)| *id)
             };
             if let Some(oldest) = oldest {
                 self.send_away(oldest);
@@ -217,16 +219,16 @@ impl ConnectionSlot {
     }
 
     pub fn waiting(&self) {
-        self.set(Phase::Waiting);
+        self.set(ConnectionPhase::Waiting);
         self.give_back();
     }
 
     pub fn receiving(&self) {
-        self.set(Phase::Receiving);
+        self.set(ConnectionPhase::Receiving);
     }
 
     pub fn answering(&self) {
-        self.set(Phase::Answering);
+        self.set(ConnectionPhase::Answering);
     }
 
     /// Waits until so much may be held, which is until [`Self::waiting`] or the end. More than there is, is waited
@@ -241,7 +243,7 @@ impl ConnectionSlot {
         }
     }
 
-    fn set(&self, phase: Phase) {
+    fn set(&self, phase: ConnectionPhase) {
         if let Some(connection) = self.table.lock().open.get_mut(&self.id) {
             connection.phase = phase;
             connection.since = Instant::now();

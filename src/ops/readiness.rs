@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 /// What the process still waits for. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Readiness(Arc<Mutex<Waiting>>);
+pub struct Readiness(Arc<Mutex<OpenTokens>>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct OpenTokens {
     next: u64,
     tokens: BTreeMap<u64, (&'static str, Instant)>,
 }
@@ -46,7 +46,7 @@ impl Readiness {
         waiting.tokens.values().map(|(name, from)| Awaited { name, since: from.elapsed() }).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, OpenTokens> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -97,7 +97,7 @@ impl StateDump {
 }
 
 /// A server that has its addresses and does not answer yet.
-pub struct Bound {
+pub struct BoundServer {
     open: Endpoint,
     health: Endpoint,
     /// None: it could not be had, which was told.
@@ -112,7 +112,7 @@ impl Ops {
     ///
     /// # Errors
     /// A TCP address cannot be had.
-    pub async fn bind(mut self, addresses: Addresses) -> Result<Bound, OpsError> {
+    pub async fn bind(mut self, addresses: Addresses) -> Result<BoundServer, OpsError> {
         let dropped = self.counted();
         let Addresses { open, health, socket } = addresses;
         let (open, address) = listen(open, "metrics", "--ops-address").await?;
@@ -140,7 +140,7 @@ impl Ops {
         let scrapes = finished(scrapes, open_paths, ops.clone());
         let people = finished(people, PATHS, ops);
         let socket = socket.and_then(|path| for_people(&path));
-        Ok(Bound {
+        Ok(BoundServer {
             open: Endpoint::new(Either::Left(open), scrapes, OPEN, dropped("open")),
             health: Endpoint::new(Either::Left(health), probes, HEALTH, dropped("health")),
             socket: socket
@@ -185,7 +185,7 @@ async fn listen(
     Ok((listener, address))
 }
 
-impl Bound {
+impl BoundServer {
     /// Where metrics are served.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -209,18 +209,18 @@ impl Bound {
 }
 
 type Stream = Either<TcpStream, UnixStream>;
-type Listener = Either<TcpListener, UnixListener>;
+type AnyListener = Either<TcpListener, UnixListener>;
 
 /// One listening address, and what is answered there.
 struct Endpoint {
-    listener: Listener,
+    listener: AnyListener,
     router: Router,
     slots: ConnectionSlots,
     dropped: Counter,
 }
 
 impl Endpoint {
-    fn new(listener: Listener, router: Router, limits: Limits, dropped: Counter) -> Self {
+    fn new(listener: AnyListener, router: Router, limits: Limits, dropped: Counter) -> Self {
         Self { listener, router, slots: ConnectionSlots::new(limits), dropped }
     }
 

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::OpsError;
 use super::drain::{Signals, begin, drive};
 
-type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+type TaskOutcome = Result<(), Box<dyn Error + Send + Sync>>;
 
 /// What a task calls takes little stack; what is deep (selectors) is bounded to much less.
 const THREAD_STACK_BYTES: usize = 2 << 20;
@@ -26,7 +26,7 @@ const BLOCKING_THREADS_MAX: usize = 4;
 /// Named tasks under one token, which asks them to end. Dropping it aborts them.
 #[derive(Debug)]
 pub struct Tasks {
-    set: JoinSet<Outcome>,
+    set: JoinSet<TaskOutcome>,
     names: HashMap<Id, &'static str>,
     /// Of the tasks that were given a thread, its name.
     places: BTreeMap<&'static str, &'static str>,
@@ -138,7 +138,7 @@ impl Tasks {
     }
 
     /// What a task's end means. Starts the drain if none was under way.
-    fn verdict(&mut self, joined: Result<(Id, Outcome), JoinError>) -> Result<(), OpsError> {
+    fn verdict(&mut self, joined: Result<(Id, TaskOutcome), JoinError>) -> Result<(), OpsError> {
         let id = joined.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let name = self.names.remove(&id).unwrap_or("unnamed");
         let asked = self.stop.is_cancelled();

@@ -20,7 +20,7 @@ const ALL_THOUSANDTHS: u64 = 1000;
 /// Where a request's `GpuShare` is from. Of several the last that is meant for the request counts, as a whole
 /// (KEP-3063).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said<'a> {
+pub enum ShareSource<'a> {
     Nowhere,
     /// For all claims of the class, unless they say otherwise.
     ByClass(&'a GpuShare),
@@ -47,7 +47,7 @@ pub enum AskedError {
     #[error(
         "asks for {request}, but the claim's GpuShare says {share}; write the same in both, or remove one"
     )]
-    Disagree { name: &'static str, request: Shown, share: Shown },
+    Disagree { name: &'static str, request: AmountText, share: AmountText },
     /// Where the GPU is given whole, nothing enforces what this field of the GpuShare limits.
     #[error(
         "limits a share, but the fraction 1 is the whole GPU, for the claim alone and without MPS, and nothing would \
@@ -74,9 +74,9 @@ impl AskedError {
 
 /// An amount, as people read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown(Amount);
+pub struct AmountText(Amount);
 
-impl fmt::Display for Shown {
+impl fmt::Display for AmountText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Amount::Memory(bytes) => write!(f, "{} MiB", bytes.mib_ceil()),
@@ -91,14 +91,14 @@ impl fmt::Display for Shown {
 /// # Errors
 /// There is no amount, one that cannot be, or two that differ.
 pub fn asked<'a>(
-    said: Said<'_>,
+    said: ShareSource<'_>,
     capacity: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Result<GpuShare, AskedError> {
     let own = of_request(capacity)?;
     let (share, must_agree) = match said {
-        Said::Nowhere => (GpuShare::default(), false),
-        Said::ByClass(share) => (*share, false),
-        Said::ByClaim(share) => (*share, true),
+        ShareSource::Nowhere => (GpuShare::default(), false),
+        ShareSource::ByClass(share) => (*share, false),
+        ShareSource::ByClaim(share) => (*share, true),
     };
     let Some(request) = own else {
         return if share.amount.is_some() { without_limit_of_whole(share) } else { Err(AskedError::Missing) };
@@ -108,7 +108,7 @@ pub fn asked<'a>(
         Amount::Fraction(_) => THOUSANDTHS,
     };
     if let Some(said) = share.amount.filter(|said| must_agree && !is_same(request, *said)) {
-        return Err(AskedError::Disagree { name, request: Shown(request), share: Shown(said) });
+        return Err(AskedError::Disagree { name, request: AmountText(request), share: AmountText(said) });
     }
     match (request, share.max_processes) {
         (Amount::Memory(memory), Some(processes)) if memory.mib_ceil() < u64::from(processes) => {
@@ -190,21 +190,21 @@ mod tests {
     fn an_amount_may_stand_in_the_request_in_a_gpu_share_or_the_same_in_both() {
         let compute = GpuShare { max_processes: Some(4), ..GpuShare::default() };
         for (said, capacity, amount) in [
-            (Said::Nowhere, vec![("memory", "20Gi")], memory(20_480)),
-            (Said::ByClaim(&memory(20_480)), vec![], memory(20_480)),
-            (Said::ByClaim(&memory(20_480)), vec![("memory", "20Gi")], memory(20_480)),
+            (ShareSource::Nowhere, vec![("memory", "20Gi")], memory(20_480)),
+            (ShareSource::ByClaim(&memory(20_480)), vec![], memory(20_480)),
+            (ShareSource::ByClaim(&memory(20_480)), vec![("memory", "20Gi")], memory(20_480)),
             // As they are granted: in whole MiB.
-            (Said::ByClaim(&memory(2000)), vec![("memory", "2097151999")], memory(2000)),
-            (Said::ByClass(&memory(1024)), vec![("memory", "20Gi")], memory(20_480)),
-            (Said::ByClass(&memory(1024)), vec![], memory(1024)),
+            (ShareSource::ByClaim(&memory(2000)), vec![("memory", "2097151999")], memory(2000)),
+            (ShareSource::ByClass(&memory(1024)), vec![("memory", "20Gi")], memory(20_480)),
+            (ShareSource::ByClass(&memory(1024)), vec![], memory(1024)),
             (
-                Said::ByClaim(&compute),
+                ShareSource::ByClaim(&compute),
                 vec![("memory", "4Mi")],
                 GpuShare { max_processes: Some(4), ..memory(4) },
             ),
-            (Said::Nowhere, vec![("thousandths", "250")], part("0.25")),
-            (Said::ByClaim(&part("0.25")), vec![("thousandths", "250")], part("0.25")),
-            (Said::Nowhere, vec![("thousandths", "1k")], part("1")),
+            (ShareSource::Nowhere, vec![("thousandths", "250")], part("0.25")),
+            (ShareSource::ByClaim(&part("0.25")), vec![("thousandths", "250")], part("0.25")),
+            (ShareSource::Nowhere, vec![("thousandths", "1k")], part("1")),
         ] {
             let found = asked(said, capacity.clone()).unwrap_or_else(|error| panic!("{capacity:?}: {error}"));
             let mib = |share: &GpuShare| match share.amount {
@@ -225,60 +225,95 @@ mod tests {
         let four = GpuShare { max_processes: Some(4), ..GpuShare::default() };
         let whole_of_four = GpuShare { max_processes: Some(4), ..part("1") };
         for (said, capacity, field, words) in [
-            (Said::ByClaim(&whole_of_four), vec![], None, "the fraction 1 is the whole GPU"),
-            (Said::ByClaim(&four), vec![("thousandths", "1k")], None, "nothing would enforce the limit"),
-            (Said::ByClass(&four), vec![("thousandths", "1k")], None, "nothing would enforce the limit"),
-            (Said::Nowhere, vec![], None, "does not say how much"),
-            (Said::ByClaim(&four), vec![], None, "does not say how much"),
+            (ShareSource::ByClaim(&whole_of_four), vec![], None, "the fraction 1 is the whole GPU"),
             (
-                Said::ByClaim(&memory(10_240)),
+                ShareSource::ByClaim(&four),
+                vec![("thousandths", "1k")],
+                None,
+                "nothing would enforce the limit",
+            ),
+            (
+                ShareSource::ByClass(&four),
+                vec![("thousandths", "1k")],
+                None,
+                "nothing would enforce the limit",
+            ),
+            (ShareSource::Nowhere, vec![], None, "does not say how much"),
+            (ShareSource::ByClaim(&four), vec![], None, "does not say how much"),
+            (
+                ShareSource::ByClaim(&memory(10_240)),
                 vec![("memory", "20Gi")],
                 Some("capacity.requests[memory]"),
                 "asks for 20480 MiB, but the claim's GpuShare says 10240 MiB",
             ),
             (
-                Said::ByClaim(&part("0.5")),
+                ShareSource::ByClaim(&part("0.5")),
                 vec![("memory", "20Gi")],
                 Some("capacity.requests[memory]"),
                 "asks for 20480 MiB, but the claim's GpuShare says the fraction 0.5",
             ),
             (
-                Said::ByClaim(&part("0.5")),
+                ShareSource::ByClaim(&part("0.5")),
                 vec![("thousandths", "250")],
                 Some("capacity.requests[thousandths]"),
                 "asks for the fraction 0.25, but the claim's GpuShare says the fraction 0.5",
             ),
             (
-                Said::Nowhere,
+                ShareSource::Nowhere,
                 vec![("memory", "1Gi"), ("thousandths", "1")],
                 Some("capacity.requests[thousandths]"),
                 "one of the two",
             ),
             (
-                Said::Nowhere,
+                ShareSource::Nowhere,
                 vec![("memory", "2000")],
                 Some("capacity.requests[memory]"),
                 "2000 bytes are less than 1 MiB; did you mean 2000Mi?",
             ),
-            (Said::Nowhere, vec![("memory", "0")], Some("capacity.requests[memory]"), "such as 2000Mi"),
-            (Said::Nowhere, vec![("memory", "much")], Some("capacity.requests[memory]"), "\"much\" is not"),
-            (Said::Nowhere, vec![("thousandths", "0")], Some("capacity.requests[thousandths]"), "1 to 1000"),
-            (Said::Nowhere, vec![("thousandths", "1001")], Some("capacity.requests[thousandths]"), "1001"),
-            (Said::Nowhere, vec![("thousandths", "0.5")], Some("capacity.requests[thousandths]"), "whole"),
             (
-                Said::Nowhere,
+                ShareSource::Nowhere,
+                vec![("memory", "0")],
+                Some("capacity.requests[memory]"),
+                "such as 2000Mi",
+            ),
+            (
+                ShareSource::Nowhere,
+                vec![("memory", "much")],
+                Some("capacity.requests[memory]"),
+                "\"much\" is not",
+            ),
+            (
+                ShareSource::Nowhere,
+                vec![("thousandths", "0")],
+                Some("capacity.requests[thousandths]"),
+                "1 to 1000",
+            ),
+            (
+                ShareSource::Nowhere,
+                vec![("thousandths", "1001")],
+                Some("capacity.requests[thousandths]"),
+                "1001",
+            ),
+            (
+                ShareSource::Nowhere,
+                vec![("thousandths", "0.5")],
+                Some("capacity.requests[thousandths]"),
+                "whole",
+            ),
+            (
+                ShareSource::Nowhere,
                 vec![("compute", "25")],
                 Some("capacity.requests[compute]"),
                 "GpuShare says the rest",
             ),
             (
-                Said::Nowhere,
+                ShareSource::Nowhere,
                 vec![("gpu.nvidia.com/memory", "1Gi")],
                 Some("capacity.requests[gpu.nvidia.com/memory]"),
                 "without a domain",
             ),
             (
-                Said::ByClaim(&four),
+                ShareSource::ByClaim(&four),
                 vec![("memory", "3Mi")],
                 Some("capacity.requests[memory]"),
                 "3 MiB divided",

@@ -14,7 +14,7 @@ mod gpu_share;
 mod grant;
 mod resolve;
 
-pub use asked::{AskedError, MEMORY, Said, THOUSANDTHS, asked, capacity_of};
+pub use asked::{AskedError, MEMORY, ShareSource, THOUSANDTHS, asked, capacity_of};
 pub use decode::{ParamsError, check_new, decode};
 pub use gpu_share::{
     Amount, Fraction, GpuShare, MIG_OF_SCHEDULED_SHARE, limit_of_scheduled_share, limit_of_whole,

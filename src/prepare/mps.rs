@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use super::{Refusal, Site, Target, share};
-use crate::cdi::{Access, HostPath, Mount};
+use crate::cdi::{HostPath, Mount, MountAccess};
 use crate::ledger::{HoldMode, Intent, Step};
 use crate::model::claim::AllocatedClaim;
 use crate::model::gpu::Device;
@@ -62,9 +62,9 @@ impl Daemon {
                 access,
             }
         };
-        let mut mounts = vec![mount(CLIENT_FOLDER, CLIENT_DIRECTORY, Access::ReadOnly)];
+        let mut mounts = vec![mount(CLIENT_FOLDER, CLIENT_DIRECTORY, MountAccess::ReadOnly)];
         if with_shm {
-            mounts.push(mount(SHM_FOLDER, SHM_DIRECTORY, Access::NoExecute));
+            mounts.push(mount(SHM_FOLDER, SHM_DIRECTORY, MountAccess::NoExecute));
         }
         mounts
     }

@@ -1,7 +1,7 @@
 //! Second half: from checked targets to a plan that holds every choice.
 
 use super::{Refusal, Site, Target, carved, mps};
-use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DeviceNodes, DriverFiles, Node};
+use crate::cdi::{self, CdiDevice, CdiFile, CdiNodes, DeviceNodes, DriverFiles, DriverNode};
 use crate::ledger::{HeldDevice, HoldMode, Intent, Standing, Step};
 use crate::model::claim::{AllocatedClaim, PreparedDevice};
 use crate::model::gpu::{Device, MigMode};
@@ -124,11 +124,15 @@ fn exclusive(target: &Target<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice
 
 /// What of a device must be open nowhere else while a claim has it alone. None of a board that is not given whole.
 pub fn exclusive_of(device: Device<'_>, nodes: &DeviceNodes) -> Option<ExclusiveDevice> {
-    let is_its_own = |node: &Node| match device {
+    let is_its_own = |node: &DriverNode| match device {
         Device::Whole(_) => true,
         // The board's node is everybody's who has a part of it, and so is an instance's of which this is a part.
-        Device::Mig { mig, .. } if mig.is_part_of_instance() => matches!(node, Node::ComputeInstance { .. }),
-        Device::Mig { .. } => matches!(node, Node::GpuInstance { .. } | Node::ComputeInstance { .. }),
+        Device::Mig { mig, .. } if mig.is_part_of_instance() => {
+            matches!(node, DriverNode::ComputeInstance { .. })
+        }
+        Device::Mig { .. } => {
+            matches!(node, DriverNode::GpuInstance { .. } | DriverNode::ComputeInstance { .. })
+        }
         Device::Parent(_) | Device::Place { .. } => false,
     };
     let own = nodes_of(device)?.nodes().into_iter().filter(is_its_own);

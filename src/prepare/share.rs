@@ -138,7 +138,7 @@ pub(super) fn check_whole(targets: &[Target<'_>]) -> Result<(), Refusal> {
 }
 
 /// A share that is to stand on a board.
-pub(super) struct Part<'a> {
+pub(super) struct NewShare<'a> {
     pub gpu: &'a Gpu,
     pub grant: &'a Grant,
     pub placer: Placer,
@@ -147,8 +147,8 @@ pub(super) struct Part<'a> {
 }
 
 /// Checks a share against the other claims on its board: the sum of grants, one mechanism, and one placer.
-pub(super) fn fits(claim: &AllocatedClaim, part: &Part<'_>, site: Site<'_>) -> Result<(), Refusal> {
-    let Part { gpu, grant, placer, before } = part;
+pub(super) fn fits(claim: &AllocatedClaim, part: &NewShare<'_>, site: Site<'_>) -> Result<(), Refusal> {
+    let NewShare { gpu, grant, placer, before } = part;
     let device = DeviceName::whole(gpu.minor);
     let board = board(&Device::Whole(gpu), site)?;
     let mut others = before.to_vec();

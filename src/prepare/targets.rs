@@ -128,7 +128,7 @@ fn target<'a>(
             _ => None,
         });
         let (before, placer) = (own.collect::<Vec<_>>(), placer(&settings));
-        share::fits(claim, &share::Part { gpu: device.gpu(), grant, placer, before: &before }, site)?;
+        share::fits(claim, &share::NewShare { gpu: device.gpu(), grant, placer, before: &before }, site)?;
     }
     Ok(Target { device, name, pool, mode, share_id, requests, settings })
 }

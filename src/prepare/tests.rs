@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
-use crate::cdi::{Arch, DeviceNode, DeviceNodes, DriverFiles, HostPath, Node, NodeState, RootFiles};
+use crate::cdi::{
+    Arch, DeviceNode, DeviceNodeState, DeviceNodes, DriverFiles, DriverNode, HostPath, RootFiles,
+};
 use crate::ledger::{HoldMode, Intent, Phase, Placer, Record, Step};
 use crate::model::claim::{Access, Allocated, AllocatedClaim, Config, ConfigSource};
 use crate::model::gpu::*;
@@ -84,16 +86,16 @@ fn config(requests: &[&str], interval: &str) -> Config {
 }
 
 fn driver() -> DriverFiles {
-    let node = |node: Node, minor: u32| {
+    let node = |node: DriverNode, minor: u32| {
         let path = format!("/dev/{node}");
         let host = HostPath { inside: path.clone().into(), host: path.clone() };
-        (node, DeviceNode { container: path, host, major: 195, minor, state: NodeState::Present })
+        (node, DeviceNode { container: path, host, major: 195, minor, state: DeviceNodeState::Present })
     };
-    let mut nodes = BTreeMap::from([node(Node::Control, 255)]);
-    nodes.extend((0..3).map(|minor| node(Node::Gpu { minor }, minor)));
+    let mut nodes = BTreeMap::from([node(DriverNode::Control, 255)]);
+    nodes.extend((0..3).map(|minor| node(DriverNode::Gpu { minor }, minor)));
     for instance in [7, 8] {
-        nodes.extend([node(Node::GpuInstance { gpu: 2, instance }, instance)]);
-        nodes.extend([node(Node::ComputeInstance { gpu: 2, instance, compute: 0 }, 30 + instance)]);
+        nodes.extend([node(DriverNode::GpuInstance { gpu: 2, instance }, instance)]);
+        nodes.extend([node(DriverNode::ComputeInstance { gpu: 2, instance, compute: 0 }, 30 + instance)]);
     }
     let root = RootFiles {
         version: "550.163.01".into(),

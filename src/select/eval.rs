@@ -28,7 +28,7 @@ impl From<String> for Trouble {
     }
 }
 
-type Found<'a> = Result<Value<'a>, Trouble>;
+type Evaluated<'a> = Result<Value<'a>, Trouble>;
 
 /// What a whole expression says of a device for so many ticks at most, and what that has cost, in ticks.
 pub fn truth(expr: &Expr, device: &DeviceFacts, most: u64) -> (Result<bool, Trouble>, u64) {
@@ -50,7 +50,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn value(&mut self, expr: &'a Expr) -> Found<'a> {
+    fn value(&mut self, expr: &'a Expr) -> Evaluated<'a> {
         self.meter.pay(if expr.is_light() { LIGHT } else { STEP })?;
         Ok(match expr {
             Expr::Null => Value::Null,
@@ -120,7 +120,7 @@ impl<'a> Run<'a> {
         all.iter().map(|one| self.value(one)).collect()
     }
 
-    fn with(&mut self, value: Value<'a>, body: &'a Expr) -> Found<'a> {
+    fn with(&mut self, value: Value<'a>, body: &'a Expr) -> Evaluated<'a> {
         self.locals.push(value);
         let found = self.value(body);
         self.locals.pop();
@@ -128,21 +128,21 @@ impl<'a> Run<'a> {
     }
 
     /// What is behind a dot, or in brackets. Of an optional: an optional again.
-    fn field(&mut self, of: &'a Expr, key: &Value<'a>) -> Found<'a> {
+    fn field(&mut self, of: &'a Expr, key: &Value<'a>) -> Evaluated<'a> {
         match self.value(of)? {
             Value::Optional(of) => self.within(of, key),
             of => of.get(key, self.device, &mut self.meter),
         }
     }
 
-    fn maybe(&mut self, of: &'a Expr, key: &Value<'a>) -> Found<'a> {
+    fn maybe(&mut self, of: &'a Expr, key: &Value<'a>) -> Evaluated<'a> {
         match self.value(of)? {
             Value::Optional(of) => self.within(of, key),
             of => self.within(Some(Rc::new(of)), key),
         }
     }
 
-    fn within(&mut self, of: Option<Rc<Value<'a>>>, key: &Value<'a>) -> Found<'a> {
+    fn within(&mut self, of: Option<Rc<Value<'a>>>, key: &Value<'a>) -> Evaluated<'a> {
         let Some(of) = of else { return Ok(Value::Optional(None)) };
         let found = match &*of {
             Value::List(list) => match key {
@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
     }
 
     /// `&&` and `||`: what decides wins over what fails, on whichever side it stands.
-    fn logic(&mut self, one: &'a Expr, other: &'a Expr, decides: bool) -> Found<'a> {
+    fn logic(&mut self, one: &'a Expr, other: &'a Expr, decides: bool) -> Evaluated<'a> {
         let first = self.side(one)?;
         if first == Ok(decides) {
             return Ok(Value::Bool(decides));
@@ -179,7 +179,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn call(&mut self, function: Function, arguments: &'a [Expr]) -> Found<'a> {
+    fn call(&mut self, function: Function, arguments: &'a [Expr]) -> Evaluated<'a> {
         match (function, arguments) {
             (Function::NotFalse, [one]) => Ok(Value::Bool(self.side(one)? != Ok(false))),
             (Function::Or | Function::OrValue, [one, other]) => match self.value(one)? {
@@ -195,7 +195,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn fold(&mut self, fold: &'a Fold) -> Found<'a> {
+    fn fold(&mut self, fold: &'a Fold) -> Evaluated<'a> {
         let elements = self.value(&fold.range)?.elements(self.device, &mut self.meter)?;
         let start = self.value(&fold.init)?;
         let at = self.locals.len();

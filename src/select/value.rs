@@ -47,20 +47,20 @@ pub enum Value<'a> {
     Optional(Option<Rc<Value<'a>>>),
     Device,
     /// `device.attributes` or `device.capacity`
-    Domains(Table),
+    Domains(FactTable),
     /// One domain of it.
-    Names(Table, Text<'a>),
+    Names(FactTable, Text<'a>),
     /// The result so far of a row of which an element failed, and why.
     Failed(Rc<str>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Table {
+pub enum FactTable {
     Attributes,
     Capacity,
 }
 
-impl Table {
+impl FactTable {
     fn word(self) -> &'static str {
         match self {
             Self::Attributes => "attribute",
@@ -281,18 +281,18 @@ pub fn precedence(one: &Version, other: &Version, meter: &mut Meter) -> Result<O
     Ok(one.cmp_precedence(other))
 }
 
-fn names(device: &DeviceFacts, table: Table) -> Box<dyn Iterator<Item = &super::QualifiedName> + '_> {
+fn names(device: &DeviceFacts, table: FactTable) -> Box<dyn Iterator<Item = &super::QualifiedName> + '_> {
     match table {
-        Table::Attributes => Box::new(device.attributes.keys()),
-        Table::Capacity => Box::new(device.capacity.keys()),
+        FactTable::Attributes => Box::new(device.attributes.keys()),
+        FactTable::Capacity => Box::new(device.capacity.keys()),
     }
 }
 
 fn part<'a>(device: &'a DeviceFacts, name: &str) -> Option<Value<'a>> {
     match name {
         "driver" => Some(Value::text(&device.driver)),
-        "attributes" => Some(Value::Domains(Table::Attributes)),
-        "capacity" => Some(Value::Domains(Table::Capacity)),
+        "attributes" => Some(Value::Domains(FactTable::Attributes)),
+        "capacity" => Some(Value::Domains(FactTable::Capacity)),
         "allowMultipleAllocations" => Some(Value::Bool(device.allow_multiple)),
         _ => None,
     }
@@ -300,7 +300,7 @@ fn part<'a>(device: &'a DeviceFacts, name: &str) -> Option<Value<'a>> {
 
 fn named<'a>(
     device: &'a DeviceFacts,
-    table: Table,
+    table: FactTable,
     domain: &str,
     name: &str,
     meter: &mut Meter,
@@ -310,9 +310,9 @@ fn named<'a>(
     }
     let key = super::QualifiedName { domain: domain.to_owned(), name: name.to_owned() };
     match table {
-        Table::Attributes => {
+        FactTable::Attributes => {
             device.attributes.get(&key).map(|value| Value::attribute(value, meter)).transpose()
         }
-        Table::Capacity => Ok(device.capacity.get(&key).copied().map(Value::Quantity)),
+        FactTable::Capacity => Ok(device.capacity.get(&key).copied().map(Value::Quantity)),
     }
 }

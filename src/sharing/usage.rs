@@ -87,7 +87,7 @@ fn charge(rows: &mut [Usage], claims: &[ClaimGrant], seen: &ObservedProcess) {
 mod tests {
     use super::*;
     use crate::model::process::{ProcessKey, ProcessPod};
-    use crate::sharing::watch::Access;
+    use crate::sharing::watch::ProcessAccess;
 
     fn granted(claim: &str, mib: u64, pods: &[&str]) -> ClaimGrant {
         ClaimGrant {
@@ -104,7 +104,7 @@ mod tests {
         ObservedProcess {
             process,
             used: Some(Bytes::from_mib(mib)),
-            access: Access::Other,
+            access: ProcessAccess::Other,
             pod: ProcessPod::Known(PodUid::from(pod)),
         }
     }

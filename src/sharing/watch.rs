@@ -56,13 +56,13 @@ pub struct ObservedProcess {
     pub process: ProcessKey,
     /// None: the driver cannot tell.
     pub used: Option<Bytes>,
-    pub access: Access,
+    pub access: ProcessAccess,
     pub pod: ProcessPod,
 }
 
 /// How a process works on a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum ProcessAccess {
     /// As a client of an MPS server that can be asked to end it.
     Client,
     /// Around the MPS daemon that its claim has for itself.
@@ -342,7 +342,7 @@ impl BoardState {
             let claims = names(account);
             let mut state = self.take_state(&claims);
             let mut endings = self.take_endings(&account.processes);
-            let around = account.processes.iter().filter(|seen| seen.access == Access::AroundMps);
+            let around = account.processes.iter().filter(|seen| seen.access == ProcessAccess::AroundMps);
             let cause = EndCause { claims: &claims, reason: EndReason::AroundMps };
             let seen = fold.unwanted(&mut self.around_mps, around, cause, &mut endings, &mut ending);
             around_mps.extend(seen);
@@ -380,7 +380,7 @@ fn escalate(
     fold: &mut Fold<'_>,
 ) -> EndAttempt {
     let Some(mut attempt) = before else {
-        let how = if seen.access == Access::Client { EndMethod::Terminate } else { EndMethod::Kill };
+        let how = if seen.access == ProcessAccess::Client { EndMethod::Terminate } else { EndMethod::Kill };
         fold.end(cause, seen, how);
         return EndAttempt::new(how);
     };

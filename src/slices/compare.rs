@@ -97,7 +97,7 @@ pub(super) fn same(sent: &ResourceSliceSpec, stored: &ResourceSliceSpec, known: 
 }
 
 #[derive(Default)]
-struct Found {
+struct FieldDifference {
     /// Sent, but not stored.
     missing: BTreeSet<String>,
     /// Another value, or something more than was sent.
@@ -105,19 +105,19 @@ struct Found {
 }
 
 /// Pool generation and slice count are left to the caller.
-fn compare(sent: &ResourceSliceSpec, stored: &ResourceSliceSpec) -> Found {
+fn compare(sent: &ResourceSliceSpec, stored: &ResourceSliceSpec) -> FieldDifference {
     let value = |spec: &ResourceSliceSpec| {
         let mut spec = spec.clone();
         spec.pool.generation = 0;
         spec.pool.resource_slice_count = 0;
         serde_json::to_value(spec).unwrap_or_default()
     };
-    let mut found = Found::default();
+    let mut found = FieldDifference::default();
     found.walk("spec", &value(sent), &value(stored));
     found
 }
 
-impl Found {
+impl FieldDifference {
     fn walk(&mut self, path: &str, sent: &Value, stored: &Value) {
         match (sent, stored) {
             (Value::Object(sent), Value::Object(stored)) => {

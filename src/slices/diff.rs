@@ -17,17 +17,17 @@ use crate::model::names::{DRIVER, NodeName};
 
 /// The Node object that owns the slices: they go when it goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct SliceOwner {
     pub node: NodeName,
     pub node_uid: String,
 }
 
 /// The pool as it is to be.
 #[derive(Debug, Clone, Copy)]
-pub struct Target<'a> {
+pub struct DesiredPool<'a> {
     /// From [`super::desired`]: never empty, all of one pool.
     pub contents: &'a [SliceContent],
-    pub owner: &'a Owner,
+    pub owner: &'a SliceOwner,
     /// What this API server is known not to keep.
     pub dropped: &'a Dropped,
     /// The highest generation that was ever seen; 0 if none. Holds the generation up over a wipe.
@@ -77,7 +77,7 @@ impl WritePlan {
 }
 
 /// The writes that lead from `seen` to `target`.
-pub fn diff(target: &Target<'_>, seen: &ExistingSlices) -> WritePlan {
+pub fn diff(target: &DesiredPool<'_>, seen: &ExistingSlices) -> WritePlan {
     let pool = target.contents.first().map(|content| content.pool.to_string()).unwrap_or_default();
     let mut ours: Vec<&ResourceSlice> =
         seen.readable.iter().filter(|slice| slice.spec.pool.name == pool).collect();
@@ -89,17 +89,17 @@ pub fn diff(target: &Target<'_>, seen: &ExistingSlices) -> WritePlan {
     let gone: Vec<&ResourceSlice> = seen.readable.iter().filter(|slice| !keeps(slice)).collect();
     let deletes = gone.iter().map(|slice| obsolete(slice)).chain(seen.unreadable.iter().cloned()).collect();
 
-    let state = |index: usize| State::of(target, index, matched.slots[index], top);
-    let states: Vec<State> = (0..target.contents.len()).map(state).collect();
-    let changed = states.iter().filter(|state| **state == State::Changed).count();
-    let added = states.iter().any(|state| matches!(state, State::Missing | State::Stale));
+    let state = |index: usize| SliceState::of(target, index, matched.slots[index], top);
+    let states: Vec<SliceState> = (0..target.contents.len()).map(state).collect();
+    let changed = states.iter().filter(|state| **state == SliceState::Changed).count();
+    let added = states.iter().any(|state| matches!(state, SliceState::Missing | SliceState::Stale));
     let removed = gone.iter().any(|slice| slice.spec.pool.name == pool && slice.spec.pool.generation == top)
         || !seen.unreadable.is_empty();
     let went_back = top < target.known_generation;
 
     let in_place = !added && !went_back && (changed == 0 || (changed == 1 && !removed));
     let generation = if in_place { top } else { top.max(target.known_generation).max(0).saturating_add(1) };
-    let due = |index: &usize| !in_place || states[*index] == State::Changed;
+    let due = |index: &usize| !in_place || states[*index] == SliceState::Changed;
     let write = |index: usize| match matched.slots[index] {
         Some(stored) => Write::Update(Box::new(updated(target, index, generation, stored))),
         None => Write::Create(Box::new(created(target, index, generation))),
@@ -108,13 +108,13 @@ pub fn diff(target: &Target<'_>, seen: &ExistingSlices) -> WritePlan {
         generation,
         deletes,
         writes: (0..states.len()).filter(due).map(write).collect(),
-        missing: states.contains(&State::Missing),
+        missing: states.contains(&SliceState::Missing),
     }
 }
 
 /// How one slice that should be there stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SliceState {
     Unchanged,
     Changed,
     /// Of a lower generation: not part of the pool.
@@ -122,8 +122,8 @@ enum State {
     Missing,
 }
 
-impl State {
-    fn of(target: &Target<'_>, index: usize, stored: Option<&ResourceSlice>, top: i64) -> Self {
+impl SliceState {
+    fn of(target: &DesiredPool<'_>, index: usize, stored: Option<&ResourceSlice>, top: i64) -> Self {
         let Some(stored) = stored else { return Self::Missing };
         let count = stored.spec.pool.resource_slice_count;
         if stored.spec.pool.generation < top {
@@ -145,7 +145,7 @@ struct Matched<'a> {
 impl<'a> Matched<'a> {
     /// First by the index in the name, then, where a name has none, by content, then by device names.
     /// `ours` is sorted: the highest generation has the first choice.
-    fn new(target: &Target<'_>, ours: &[&'a ResourceSlice]) -> Self {
+    fn new(target: &DesiredPool<'_>, ours: &[&'a ResourceSlice]) -> Self {
         let mut this = Self { slots: vec![None; target.contents.len()] };
         for slice in ours {
             if let Some(index) = index_in(slice) {
@@ -204,11 +204,11 @@ fn obsolete(slice: &ResourceSlice) -> Obsolete {
     }
 }
 
-fn slice_count(target: &Target<'_>) -> i64 {
+fn slice_count(target: &DesiredPool<'_>) -> i64 {
     i64::try_from(target.contents.len()).unwrap_or(i64::MAX)
 }
 
-fn spec(target: &Target<'_>, index: usize, generation: i64) -> ResourceSliceSpec {
+fn spec(target: &DesiredPool<'_>, index: usize, generation: i64) -> ResourceSliceSpec {
     let content = &target.contents[index];
     ResourceSliceSpec {
         driver: DRIVER.to_owned(),
@@ -224,7 +224,7 @@ fn spec(target: &Target<'_>, index: usize, generation: i64) -> ResourceSliceSpec
     }
 }
 
-fn owner_reference(owner: &Owner) -> OwnerReference {
+fn owner_reference(owner: &SliceOwner) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
@@ -235,7 +235,7 @@ fn owner_reference(owner: &Owner) -> OwnerReference {
     }
 }
 
-fn created(target: &Target<'_>, index: usize, generation: i64) -> ResourceSlice {
+fn created(target: &DesiredPool<'_>, index: usize, generation: i64) -> ResourceSlice {
     let metadata = ObjectMeta {
         generate_name: Some(format!("{}{}-", name_prefix(index), target.owner.node)),
         owner_references: Some(vec![owner_reference(target.owner)]),
@@ -244,7 +244,7 @@ fn created(target: &Target<'_>, index: usize, generation: i64) -> ResourceSlice 
     ResourceSlice { metadata, spec: spec(target, index, generation) }
 }
 
-fn updated(target: &Target<'_>, index: usize, generation: i64, stored: &ResourceSlice) -> ResourceSlice {
+fn updated(target: &DesiredPool<'_>, index: usize, generation: i64, stored: &ResourceSlice) -> ResourceSlice {
     let metadata = ObjectMeta {
         // Sent back by the API server's rule, not ours to keep.
         managed_fields: None,

@@ -6,8 +6,8 @@ use crate::model::names::PoolName;
 
 const NODE: &str = "node-a";
 
-fn owner() -> Owner {
-    Owner { node: NodeName::new(NODE), node_uid: "node-uid".to_owned() }
+fn owner() -> SliceOwner {
+    SliceOwner { node: NodeName::new(NODE), node_uid: "node-uid".to_owned() }
 }
 
 /// One slice content per list of device numbers.
@@ -40,7 +40,7 @@ impl Store {
 
     fn diff(&self, contents: &[SliceContent]) -> WritePlan {
         let (owner, dropped) = (owner(), Dropped::default());
-        let target = Target { contents, owner: &owner, dropped: &dropped, known_generation: self.known };
+        let target = DesiredPool { contents, owner: &owner, dropped: &dropped, known_generation: self.known };
         diff(&target, &self.seen())
     }
 
@@ -199,7 +199,7 @@ fn an_unreadable_slice_goes() {
     let odd = Obsolete { name: "odd".to_owned(), uid: "u".to_owned(), resource_version: "1".to_owned() };
     let seen = ExistingSlices { readable: store.slices.clone(), unreadable: vec![odd.clone()] };
     let (owner, dropped, contents) = (owner(), Dropped::default(), contents(&[&[0]]));
-    let target = Target { contents: &contents, owner: &owner, dropped: &dropped, known_generation: 1 };
+    let target = DesiredPool { contents: &contents, owner: &owner, dropped: &dropped, known_generation: 1 };
     let change = diff(&target, &seen);
     assert_eq!((change.deletes, change.writes.len()), (vec![odd], 0));
 }

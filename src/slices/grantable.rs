@@ -15,12 +15,12 @@ pub struct Grantable {
     pub device: DeviceName,
     pub gpu: DeviceUuid,
     pub product: String,
-    pub parts: Parts,
+    pub parts: BoardParts,
 }
 
 /// What parts a board is given out in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Parts {
+pub enum BoardParts {
     Shares(ShareParts),
     Mig(MigParts),
 }
@@ -90,9 +90,9 @@ impl Grantable {
             gpu: DeviceUuid::new(text("uuid")?),
             product: text("productName").unwrap_or_default(),
             parts: match text("type").as_deref() {
-                Some(MIG_PARENT) => Parts::Mig(mig()?),
+                Some(MIG_PARENT) => BoardParts::Mig(mig()?),
                 // One that is given whole or cut says what it can be cut into, and nothing of shares.
-                _ => mig().map(Parts::Mig).or_else(|| shares().map(Parts::Shares))?,
+                _ => mig().map(BoardParts::Mig).or_else(|| shares().map(BoardParts::Shares))?,
             },
         })
     }
@@ -100,21 +100,21 @@ impl Grantable {
     /// The rung that parts of it stand on.
     pub fn isolation(&self) -> Isolation {
         match &self.parts {
-            Parts::Shares(shares) => shares.isolation,
-            Parts::Mig(_) => Isolation::Mig,
+            BoardParts::Shares(shares) => shares.isolation,
+            BoardParts::Mig(_) => Isolation::Mig,
         }
     }
 
     /// The scheduler may place shares on it too, and its results carry share ids.
     pub fn keeps_shares(&self) -> bool {
-        matches!(&self.parts, Parts::Shares(shares) if shares.keeps_shares)
+        matches!(&self.parts, BoardParts::Shares(shares) if shares.keeps_shares)
     }
 
     /// MiB that parts of it may come to; of a board that is cut, of its largest MIG device.
     pub fn mib(&self) -> u64 {
         match &self.parts {
-            Parts::Shares(shares) => shares.memory.mib_floor(),
-            Parts::Mig(mig) => mig.most_mib(),
+            BoardParts::Shares(shares) => shares.memory.mib_floor(),
+            BoardParts::Mig(mig) => mig.most_mib(),
         }
     }
 }
@@ -149,7 +149,7 @@ mod tests {
             device: "gpu-0".into(),
             gpu: "GPU-00000000-0000-0000-0000-000000000000".into(),
             product: "NVIDIA H100 80GB HBM3".into(),
-            parts: Parts::Shares(ShareParts {
+            parts: BoardParts::Shares(ShareParts {
                 memory: Bytes::from_mib(80_808),
                 slots: 16,
                 processes_per_slot: 3,

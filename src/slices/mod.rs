@@ -25,8 +25,8 @@ mod validate;
 
 pub use compare::{Dropped, dropped};
 pub use content::{SliceContent, desired, unseen_parents};
-pub use diff::{ExistingSlices, Obsolete, Owner, Target, Write, WritePlan, diff};
-pub use grantable::{Grantable, MigParts, Parts, ShareParts};
+pub use diff::{DesiredPool, ExistingSlices, Obsolete, SliceOwner, Write, WritePlan, diff};
+pub use grantable::{BoardParts, Grantable, MigParts, ShareParts};
 pub use offer::{Counters, Effect, Offer, Offered, PublishOptions, Taint, Taints, offered};
 pub use taint::taints;
 pub use validate::{Violation, violations};

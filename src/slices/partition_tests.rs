@@ -11,7 +11,7 @@ use crate::model::gpu::{Health, Memory, MigCapacity, MigSwitch, NodeGpus, Placem
 use crate::model::mig::MigProfile;
 use crate::model::names::{DeviceName, NodeName};
 use crate::slices::{
-    Counters, Grantable, Parts, PublishOptions, SliceContent, Taint, desired, taints, unseen_parents,
+    BoardParts, Counters, Grantable, PublishOptions, SliceContent, Taint, desired, taints, unseen_parents,
     violations,
 };
 
@@ -193,7 +193,7 @@ fn a_board_that_is_given_whole_or_cut_is_a_whole_gpu_that_leaves_nothing_beside_
             (Some("gpu"), Some("GPU-00000000-0000-0000-0000-000000000003"))
         );
         let read = Grantable::of(board).unwrap();
-        let Parts::Mig(parts) = &read.parts else { panic!("{read:?}") };
+        let BoardParts::Mig(parts) = &read.parts else { panic!("{read:?}") };
         assert_eq!((parts.board.profiles.len(), parts.keeps_counters), (6, counters == Counters::Kept));
         let devices: usize = off.iter().map(|slice| slice.devices.len()).sum();
         assert_eq!(devices, if counters == Counters::Kept { 26 } else { 1 });

@@ -37,7 +37,7 @@ impl fmt::Display for Violation {
 
 /// Every limit that the slices of one pool do not keep. Empty: they can be published.
 pub fn violations(contents: &[SliceContent]) -> Vec<Violation> {
-    let mut found = Found::default();
+    let mut found = Violations::default();
     found.check(contents.is_empty(), "slices", || "are none: a pool has at least one slice".to_owned());
     let mut names = BTreeSet::new();
     for (index, content) in contents.iter().enumerate() {
@@ -54,9 +54,9 @@ pub fn violations(contents: &[SliceContent]) -> Vec<Violation> {
 }
 
 #[derive(Default)]
-struct Found(Vec<Violation>);
+struct Violations(Vec<Violation>);
 
-impl Found {
+impl Violations {
     fn check(&mut self, wrong: bool, path: &str, problem: impl FnOnce() -> String) {
         if wrong {
             self.0.push(Violation { path: path.to_owned(), problem: problem() });

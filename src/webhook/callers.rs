@@ -34,7 +34,7 @@ pub enum CallersError {
 
 /// Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Guard(Arc<Inner>);
+pub struct CallerGuard(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -49,7 +49,7 @@ struct Current {
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-impl Guard {
+impl CallerGuard {
     pub fn new(settings: Callers, provider: Arc<CryptoProvider>) -> Result<Self, CallersError> {
         let current = RwLock::new(read(&settings, &provider)?);
         Ok(Self(Arc::new(Inner { settings, provider, current })))
@@ -111,7 +111,7 @@ fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     names
 }
 
-impl ClientCertVerifier for Guard {
+impl ClientCertVerifier for CallerGuard {
     /// None: a caller with one certificate shows that.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]

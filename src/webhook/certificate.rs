@@ -73,7 +73,7 @@ pub struct Serving {
 
 /// What has to be made anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
+pub enum Renewal {
     Nothing,
     /// The certificate: it ends soon, or is for other names.
     Serving,
@@ -118,20 +118,20 @@ impl Held {
     }
 
     /// What has to be made anew at this time, for these names.
-    pub fn due(&self, wanted: &[String], lifetimes: Lifetimes, now: SystemTime) -> Due {
+    pub fn due(&self, wanted: &[String], lifetimes: Lifetimes, now: SystemTime) -> Renewal {
         let ends_within = |not_after: SystemTime, rest: Duration| now + rest >= not_after;
-        let Some((begins, ends)) = self.authorities.first().and_then(life) else { return Due::All };
+        let Some((begins, ends)) = self.authorities.first().and_then(life) else { return Renewal::All };
         let settled = now >= begins + CLOCK_SKEW + SETTLE.min(lifetimes.serving / 10);
         let names: BTreeSet<String> = wanted.iter().cloned().collect();
         let rest = if settled { lifetimes.serving / 3 } else { Duration::ZERO };
         if ends_within(ends, Duration::ZERO) {
-            Due::All
+            Renewal::All
         } else if ends_within(ends, lifetimes.serving * 2) {
-            Due::Authority
+            Renewal::Authority
         } else if ends_within(self.serving.not_after, rest) || (settled && self.serving.names != names) {
-            Due::Serving
+            Renewal::Serving
         } else {
-            Due::Nothing
+            Renewal::Nothing
         }
     }
 
@@ -302,7 +302,7 @@ mod tests {
 
     /// Time goes on in steps of an hour, and what is due is made: the Secret as it is stored, and what the
     /// API server is to trust, at each hour.
-    fn years(hours: u32, mut see: impl FnMut(SystemTime, &Held, Due)) {
+    fn years(hours: u32, mut see: impl FnMut(SystemTime, &Held, Renewal)) {
         let mut data = made(&names(), LIFETIMES, start()).unwrap();
         for hour in 0..hours {
             let now = start() + DAY / 24 * hour;
@@ -310,10 +310,10 @@ mod tests {
             let due = before.due(&names(), LIFETIMES, now);
             see(now, &before, due);
             match due {
-                Due::Nothing => {}
-                Due::Serving => data.extend(before.with_new_serving(&names(), LIFETIMES, now).unwrap()),
-                Due::Authority => data.extend(before.with_new_authority(LIFETIMES, now).unwrap()),
-                Due::All => panic!("nothing should ever end"),
+                Renewal::Nothing => {}
+                Renewal::Serving => data.extend(before.with_new_serving(&names(), LIFETIMES, now).unwrap()),
+                Renewal::Authority => data.extend(before.with_new_authority(LIFETIMES, now).unwrap()),
+                Renewal::All => panic!("nothing should ever end"),
             }
         }
     }
@@ -323,9 +323,9 @@ mod tests {
         let held = held(&made(&names(), LIFETIMES, start()).unwrap());
         assert_eq!(held.serving.not_after, start() + DAY);
         assert_eq!(held.serving.names, names().into_iter().collect());
-        assert_eq!(held.due(&names(), LIFETIMES, start()), Due::Nothing);
-        assert_eq!(held.due(&names()[..2], LIFETIMES, start() + SETTLE), Due::Serving, "other names");
-        assert_eq!(held.due(&names(), LIFETIMES, start() + 41 * DAY), Due::All, "the CA has ended");
+        assert_eq!(held.due(&names(), LIFETIMES, start()), Renewal::Nothing);
+        assert_eq!(held.due(&names()[..2], LIFETIMES, start() + SETTLE), Renewal::Serving, "other names");
+        assert_eq!(held.due(&names(), LIFETIMES, start() + 41 * DAY), Renewal::All, "the CA has ended");
     }
 
     #[test]
@@ -356,13 +356,13 @@ mod tests {
         let now = start() + 38 * DAY;
         let mut data = made(&names(), LIFETIMES, start()).unwrap();
         data.extend(held(&data).with_new_serving(&names(), LIFETIMES, now - DAY * 3 / 4).unwrap());
-        assert_eq!(held(&data).due(&names(), LIFETIMES, now), Due::Authority);
+        assert_eq!(held(&data).due(&names(), LIFETIMES, now), Renewal::Authority);
         data.extend(held(&data).with_new_authority(LIFETIMES, now).unwrap());
         let held = held(&data);
-        assert_eq!(held.due(&names(), LIFETIMES, now), Due::Nothing, "although the certificate is due");
-        assert_eq!(held.due(&names(), LIFETIMES, now + SETTLE), Due::Serving);
+        assert_eq!(held.due(&names(), LIFETIMES, now), Renewal::Nothing, "although the certificate is due");
+        assert_eq!(held.due(&names(), LIFETIMES, now + SETTLE), Renewal::Serving);
         let ended = now - DAY * 3 / 4 + DAY;
-        assert_eq!(held.due(&names(), LIFETIMES, ended), Due::Serving);
+        assert_eq!(held.due(&names(), LIFETIMES, ended), Renewal::Serving);
     }
 
     /// As a client checks it, at this time.

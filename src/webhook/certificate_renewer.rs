@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::certificate::{self, AUTHORITIES, CHAIN, CertificateError, Data, Due, Held, KEY, Serving};
+use super::certificate::{self, AUTHORITIES, CHAIN, CertificateError, Data, Held, KEY, Renewal, Serving};
 use super::certificate_resolver::CertificateResolver;
-use super::config::{Certificates, Own, Timing};
+use super::config::{Certificates, Own, WebhookTiming};
 use super::metrics::WebhookMetrics;
 use crate::admission::KnownClasses;
 use crate::cluster::CallError;
@@ -51,7 +51,7 @@ enum KeepError {
 pub(super) struct CertificateRenewer {
     pub api: WebhookApi,
     pub certificates: Certificates,
-    pub timing: Timing,
+    pub timing: WebhookTiming,
     pub certificate_resolver: CertificateResolver,
     pub classes: watch::Sender<Arc<KnownClasses>>,
     pub metrics: WebhookMetrics,
@@ -184,10 +184,10 @@ impl CertificateRenewer {
     fn fresh(&self, own: &Own, held: &Held) -> Result<Option<Data>, KeepError> {
         let now = now();
         let fresh = match held.due(&own.names, own.lifetimes, now) {
-            Due::Nothing => return Ok(None),
-            Due::Serving => held.with_new_serving(&own.names, own.lifetimes, now),
-            Due::Authority => held.with_new_authority(own.lifetimes, now),
-            Due::All => certificate::made(&own.names, own.lifetimes, now),
+            Renewal::Nothing => return Ok(None),
+            Renewal::Serving => held.with_new_serving(&own.names, own.lifetimes, now),
+            Renewal::Authority => held.with_new_authority(own.lifetimes, now),
+            Renewal::All => certificate::made(&own.names, own.lifetimes, now),
         };
         fresh.map(Some).map_err(KeepError::Make)
     }

@@ -13,7 +13,7 @@ pub struct WebhookSettings {
     pub certificates: Certificates,
     /// None: whoever reaches the address may call.
     pub callers: Option<Callers>,
-    pub timing: Timing,
+    pub timing: WebhookTiming,
 }
 
 /// Who may call: whoever shows a certificate.
@@ -57,7 +57,7 @@ impl Own {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timing {
+pub struct WebhookTiming {
     /// How often certificates, configurations and the class are looked at when nothing else asks for it.
     pub check: Duration,
     /// How long new connections are still taken after the end was asked for: the API server learns of it a
@@ -65,6 +65,6 @@ pub struct Timing {
     pub linger: Duration,
 }
 
-impl Timing {
+impl WebhookTiming {
     pub const DEFAULT: Self = Self { check: Duration::from_secs(30), linger: Duration::from_secs(3) };
 }

@@ -44,9 +44,9 @@ use thiserror::Error;
 
 pub use callers::CallersError;
 pub use certificate::{CertificateError, Lifetimes};
-pub use config::{Callers, Certificates, Own, Timing, WebhookSettings};
+pub use config::{Callers, Certificates, Own, WebhookSettings, WebhookTiming};
 pub use metrics::WebhookMetrics;
-pub use run::{Parts, RunSettings, Webhook, run, serve};
+pub use run::{RunSettings, Webhook, WebhookContext, run, serve};
 
 use crate::cluster::ConnectError;
 use crate::ops::OpsError;

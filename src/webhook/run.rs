@@ -13,9 +13,9 @@ use tracing::info;
 use super::WebhookError;
 use super::certificate_renewer::CertificateRenewer;
 use super::certificate_resolver::CertificateResolver;
-use super::config::{Timing, WebhookSettings};
+use super::config::{WebhookSettings, WebhookTiming};
 use super::metrics::WebhookMetrics;
-use super::server::{Bound, ReviewHandler};
+use super::server::{BoundWebhook, ReviewHandler};
 use crate::admission::KnownClasses;
 use crate::cluster::webhooks::WebhookApi;
 use crate::cluster::{Endpoint, KubeCluster};
@@ -31,7 +31,7 @@ use crate::ops::tasks::Tasks;
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 /// What the server needs of the process around it.
-pub struct Parts {
+pub struct WebhookContext {
     pub api: WebhookApi,
     pub metrics: WebhookMetrics,
     /// Dropped once there is a certificate that the API server trusts.
@@ -41,9 +41,9 @@ pub struct Parts {
 
 /// A webhook server that has its address and does not answer yet.
 pub struct Webhook {
-    bound: Bound,
+    bound: BoundWebhook,
     certificate_renewer: CertificateRenewer,
-    timing: Timing,
+    timing: WebhookTiming,
     ready: Token,
     stop: CancellationToken,
 }
@@ -53,13 +53,13 @@ impl Webhook {
     ///
     /// # Errors
     /// The address cannot be had, or the CAs of callers cannot be read. Nothing that happens later ends the server.
-    pub async fn bind(settings: WebhookSettings, parts: Parts) -> Result<Self, WebhookError> {
-        let Parts { api, metrics, ready, stop } = parts;
+    pub async fn bind(settings: WebhookSettings, parts: WebhookContext) -> Result<Self, WebhookError> {
+        let WebhookContext { api, metrics, ready, stop } = parts;
         let WebhookSettings { address, certificates, callers, timing } = settings;
         let certificate_resolver = CertificateResolver::default();
         let (classes, known) = watch::channel(Arc::new(KnownClasses::default()));
         let handler = ReviewHandler::new(known, metrics.clone());
-        let bound = Bound::bind(address, certificate_resolver.clone(), callers, handler).await?;
+        let bound = BoundWebhook::bind(address, certificate_resolver.clone(), callers, handler).await?;
         info!(address = %bound.address(), "webhooks are served");
         let certificate_renewer =
             CertificateRenewer { api, certificates, timing, certificate_resolver, classes, metrics };
@@ -82,7 +82,7 @@ impl Webhook {
 ///
 /// # Errors
 /// As [`Webhook::bind`].
-pub async fn serve(settings: WebhookSettings, parts: Parts) -> Result<(), WebhookError> {
+pub async fn serve(settings: WebhookSettings, parts: WebhookContext) -> Result<(), WebhookError> {
     Webhook::bind(settings, parts).await?.serve().await;
     Ok(())
 }
@@ -124,7 +124,7 @@ pub async fn run(settings: RunSettings, logs: LogControl) -> Result<(), WebhookE
         let _entered = thread.enter();
         cluster.with_own_connections()?
     };
-    let parts = Parts { api: WebhookApi::of(&api), metrics, ready, stop };
+    let parts = WebhookContext { api: WebhookApi::of(&api), metrics, ready, stop };
     tasks.spawn_on(&thread, "webhook", serve(settings.webhook, parts));
     Ok(tasks.run(signals, DRAIN_LIMIT).await?)
 }

@@ -28,7 +28,7 @@ const NAME_BYTES_MAX: usize = 63;
 
 /// Which budget was the smallest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum BudgetScope {
     Namespace,
     Peer,
     All,
@@ -36,7 +36,7 @@ pub(super) enum Bound {
     Review,
 }
 
-impl Bound {
+impl BudgetScope {
     /// As a metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -84,15 +84,18 @@ impl SelectorBudgets {
     }
 
     /// What a review may cost now, in units, and what bounds it.
-    pub fn left(&self, peer: IpAddr, namespace: &str, now: Instant) -> (u64, Bound) {
+    pub fn left(&self, peer: IpAddr, namespace: &str, now: Instant) -> (u64, BudgetScope) {
         let of_namespace = self.namespaces.get(known(namespace));
         let levels = [
-            (of_namespace.map_or(OF_NAMESPACE.burst, |one| one.level(OF_NAMESPACE, now)), Bound::Namespace),
-            (self.peers.get(&peer).map_or(OF_PEER.burst, |one| one.level(OF_PEER, now)), Bound::Peer),
-            (self.all.level(OF_ALL, now), Bound::All),
+            (
+                of_namespace.map_or(OF_NAMESPACE.burst, |one| one.level(OF_NAMESPACE, now)),
+                BudgetScope::Namespace,
+            ),
+            (self.peers.get(&peer).map_or(OF_PEER.burst, |one| one.level(OF_PEER, now)), BudgetScope::Peer),
+            (self.all.level(OF_ALL, now), BudgetScope::All),
         ];
         let least = levels.into_iter().min_by_key(|(left, _)| *left);
-        least.filter(|(left, _)| *left < REVIEW_UNITS_MAX).unwrap_or((REVIEW_UNITS_MAX, Bound::Review))
+        least.filter(|(left, _)| *left < REVIEW_UNITS_MAX).unwrap_or((REVIEW_UNITS_MAX, BudgetScope::Review))
     }
 
     /// A review has cost so much.
@@ -140,14 +143,14 @@ mod tests {
     fn a_namespace_that_has_spent_its_budget_waits_for_it_and_others_have_theirs() {
         let now = Instant::now();
         let mut budgets = SelectorBudgets::new(now);
-        assert_eq!(budgets.left(peer(1), "a", now), (REVIEW_UNITS_MAX, Bound::Review));
+        assert_eq!(budgets.left(peer(1), "a", now), (REVIEW_UNITS_MAX, BudgetScope::Review));
         budgets.pay(peer(1), "a", REVIEW_UNITS_MAX, now);
-        assert_eq!(budgets.left(peer(1), "a", now), (0, Bound::Namespace));
+        assert_eq!(budgets.left(peer(1), "a", now), (0, BudgetScope::Namespace));
         assert_eq!(budgets.left(peer(1), "b", now).0, REVIEW_UNITS_MAX);
         let later = now + Duration::from_secs(2);
-        assert_eq!(budgets.left(peer(1), "a", later), (400_000, Bound::Namespace));
+        assert_eq!(budgets.left(peer(1), "a", later), (400_000, BudgetScope::Namespace));
         let long_after = now + Duration::from_secs(1_000_000);
-        assert_eq!(budgets.left(peer(1), "a", long_after), (REVIEW_UNITS_MAX, Bound::Review));
+        assert_eq!(budgets.left(peer(1), "a", long_after), (REVIEW_UNITS_MAX, BudgetScope::Review));
     }
 
     #[test]
@@ -166,7 +169,7 @@ mod tests {
         };
         assert_eq!(spend(1, 10_000), OF_PEER.burst);
         assert_eq!((2..50).map(|from| spend(from, 10_000)).sum::<u64>(), OF_ALL.burst - OF_PEER.burst);
-        assert_eq!(budgets.left(peer(200), "new", now), (0, Bound::All));
+        assert_eq!(budgets.left(peer(200), "new", now), (0, BudgetScope::All));
         assert!(budgets.namespaces.len() <= REMEMBERED && budgets.peers.len() <= REMEMBERED);
         // A name of any length takes no more room than none.
         let later = now + Duration::from_secs(60);

@@ -25,12 +25,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error_span, info, warn};
 
 use super::WebhookError;
-use super::callers::Guard;
+use super::callers::CallerGuard;
 use super::certificate_resolver::CertificateResolver;
-use super::config::{Callers, Timing};
+use super::config::{Callers, WebhookTiming};
 use super::metrics::WebhookMetrics;
 use super::validator::{Decided, Validator};
-use crate::admission::{self, Answer, KnownClasses, Verdict};
+use crate::admission::{self, KnownClasses, ReviewAnswer, ReviewVerdict};
 use crate::model::error_chain;
 use crate::ops::connection_slots::{ConnectionSlot, ConnectionSlots, Limits};
 
@@ -65,15 +65,15 @@ pub(super) struct ReviewHandler {
 }
 
 /// A server that has its address and does not answer yet.
-pub(super) struct Bound {
+pub(super) struct BoundWebhook {
     listener: TcpListener,
     address: SocketAddr,
     tls: TlsAcceptor,
-    guard: Option<Guard>,
+    guard: Option<CallerGuard>,
     handler: ReviewHandler,
 }
 
-impl Bound {
+impl BoundWebhook {
     /// Takes the address; port 0 takes any free one.
     pub async fn bind(
         address: SocketAddr,
@@ -84,7 +84,8 @@ impl Bound {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let guard = callers.map(|callers| {
             let path = callers.authorities.clone();
-            Guard::new(callers, provider.clone()).map_err(|source| WebhookError::Callers { path, source })
+            CallerGuard::new(callers, provider.clone())
+                .map_err(|source| WebhookError::Callers { path, source })
         });
         let guard = guard.transpose()?;
         let refused = |source| WebhookError::Listen { address, source };
@@ -106,7 +107,7 @@ impl Bound {
     }
 
     /// Answers until told, a little longer still, and lets what is under way finish.
-    pub async fn serve(self, timing: Timing, stop: CancellationToken) {
+    pub async fn serve(self, timing: WebhookTiming, stop: CancellationToken) {
         let (mut connections, slots) = (JoinSet::new(), ConnectionSlots::new(LIMITS));
         let guard = self.guard.clone();
         let end = async {
@@ -318,10 +319,10 @@ impl ReviewHandler {
         };
         self.metrics.request(subject, verdict, took);
         match answer {
-            Ok(Answer { verdict, object, review, .. }) => {
+            Ok(ReviewAnswer { verdict, object, review, .. }) => {
                 let uid = review["response"]["uid"].as_str();
                 let _entered = error_span!("review", request.uid = uid).entered();
-                if verdict != Verdict::Allowed {
+                if verdict != ReviewVerdict::Allowed {
                     let said = review["response"]["status"]["message"].as_str();
                     info!(object, verdict = verdict.as_str(), said, "{subject}");
                 }

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::metrics::WebhookMetrics;
 use super::selector_budgets::SelectorBudgets;
-use crate::admission::{self, Answer, KnownClasses, ReviewError, SelectorBudget};
+use crate::admission::{self, KnownClasses, ReviewAnswer, ReviewError, SelectorBudget};
 
 /// Reviews that wait for their turn, and for how long. The API server waits for 3 s by default.
 const WAITING_MAX: usize = 64;
@@ -22,7 +22,7 @@ const READ_AT_ONCE: usize = 8 << 10;
 
 /// What was decided, and how long that took.
 pub(super) struct Decided {
-    pub answer: Result<Answer, ReviewError>,
+    pub answer: Result<ReviewAnswer, ReviewError>,
     pub took: Duration,
 }
 

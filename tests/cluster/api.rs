@@ -14,7 +14,7 @@ use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tranche::cluster::events::{Note, Severity, Subject};
+use tranche::cluster::events::{EventSubject, Note, Severity};
 use tranche::cluster::{ClaimState, Cluster, Endpoint, KubeCluster, NodeCluster};
 use tranche::inventory::Inventory;
 use tranche::model::claim::{Access, ClaimRef};
@@ -23,11 +23,11 @@ use tranche::model::gpu::{
 };
 use tranche::model::names::{ClaimUid, DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::{Bytes, Quantity};
-use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
+use tranche::node::publisher::{Publication, PublicationPace, PublicationPhase, Publisher};
 use tranche::sharing::{DefaultRequest, SharingPolicy};
 use tranche::slices::{
-    Counters, Dropped, ExistingSlices, Offer, Owner, PublishOptions, SliceContent, Taints, Target, Write,
-    desired, diff, dropped, violations,
+    Counters, DesiredPool, Dropped, ExistingSlices, Offer, PublishOptions, SliceContent, SliceOwner, Taints,
+    Write, desired, diff, dropped, violations,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ struct Real {
     client: Client,
     cluster: NodeCluster,
     node: NodeName,
-    owner: Owner,
+    owner: SliceOwner,
     minor: u32,
 }
 
@@ -58,7 +58,7 @@ impl Real {
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
         let node_uid = cluster.node_uid().await.unwrap();
         let minor = client.apiserver_version().await.unwrap().minor.parse().unwrap();
-        let owner = Owner { node: node.clone(), node_uid };
+        let owner = SliceOwner { node: node.clone(), node_uid };
         Self { _rig: rig, client, cluster, node, owner, minor }
     }
 
@@ -82,7 +82,7 @@ impl Real {
     /// What would be created for `contents`.
     fn creations(&self, contents: &[SliceContent]) -> Vec<ResourceSlice> {
         let dropped = Dropped::default();
-        let target = Target { contents, owner: &self.owner, dropped: &dropped, known_generation: 0 };
+        let target = DesiredPool { contents, owner: &self.owner, dropped: &dropped, known_generation: 0 };
         let change = diff(&target, &ExistingSlices::default());
         let slice = |write| match write {
             Write::Create(slice) => *slice,
@@ -403,7 +403,8 @@ type Running = (watch::Receiver<Publication>, CancellationToken, tokio::task::Jo
 fn publish(real: &Real, inventory: watch::Receiver<Inventory>) -> Running {
     let cluster = Arc::new(real.cluster.clone());
     let (publisher, state) = Publisher::new(cluster, real.node.clone(), inventory);
-    let pace = Pace { content: Duration::ZERO, repair: Duration::ZERO, ..Pace::default() };
+    let pace =
+        PublicationPace { content: Duration::ZERO, repair: Duration::ZERO, ..PublicationPace::default() };
     let stop = CancellationToken::new();
     let lock = Box::new(|| Ok(Some(Box::new(()) as Box<dyn Send>)));
     let task = tokio::spawn(publisher.with_pace(pace).run(lock, stop.clone()));
@@ -426,7 +427,7 @@ async fn slices_are_kept_as_the_inventory_wants_them() {
     let (inventory, receiver) = watch::channel(Inventory::Found(h100(8)));
     let begun = std::time::Instant::now();
     let (state, stop, task) = publish(&real, receiver.clone());
-    until(&state, "publication", |p| p.phase == Phase::Published).await;
+    until(&state, "publication", |p| p.phase == PublicationPhase::Published).await;
     eprintln!("published after {} ms", begun.elapsed().as_millis());
     assert_eq!(names(&real.stored().await), BTreeMap::from([(1, 8)]));
 
@@ -434,7 +435,7 @@ async fn slices_are_kept_as_the_inventory_wants_them() {
     stop.cancel();
     task.await.unwrap();
     let (state, stop, task) = publish(&real, receiver);
-    let publication = until(&state, "publication", |p| p.phase == Phase::Published).await;
+    let publication = until(&state, "publication", |p| p.phase == PublicationPhase::Published).await;
     assert_eq!((publication.writes, publication.generation), (0, 1));
     assert_eq!(publication.dropped.shares(), real.minor < 36, "{}", publication.dropped);
     let shared = |device: &Device| device.allow_multiple_allocations == Some(true);
@@ -460,7 +461,7 @@ async fn slices_are_kept_as_the_inventory_wants_them() {
     assert_eq!(names(&real.stored().await), BTreeMap::from([(3, 112)]));
 
     inventory.send_replace(Inventory::Unavailable { reason: "driver unloaded".to_owned() });
-    until(&state, "an empty pool", |p| p.devices == 0 && p.phase == Phase::Published).await;
+    until(&state, "an empty pool", |p| p.devices == 0 && p.phase == PublicationPhase::Published).await;
     assert_eq!(names(&real.stored().await), BTreeMap::from([(4, 0)]));
     let writes = state.borrow().writes;
     // The wipe's one, the repair's one, the two of the new generation, and the last: one gone, one new.
@@ -516,7 +517,7 @@ async fn a_claim_is_read_through_its_life_and_told_an_event() {
 
     let (events, task) = real.cluster.events();
     let task = tokio::spawn(task);
-    let subject = Subject::Claim(claim.clone());
+    let subject = EventSubject::Claim(claim.clone());
     let message = "from the tests".to_owned();
     events.tell(Note { subject, severity: Severity::Warning, reason: "PrepareFailed", message });
     drop(events);

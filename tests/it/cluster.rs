@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tranche::cluster::events::{Note, Severity, Subject};
+use tranche::cluster::events::{EventSubject, Note, Severity};
 use tranche::cluster::eviction::Eviction;
 use tranche::cluster::{CallError, ClaimState, Cluster, KubeCluster, NodeCluster, SliceEvent, StoredSlice};
 use tranche::inventory::Inventory;
@@ -21,7 +21,7 @@ use tranche::model::mig::{MigProfile, PossibleMig};
 use tranche::model::names::{ClaimUid, DeviceUuid, NodeName, PodUid};
 use tranche::model::quantity::Bytes;
 use tranche::node::offering::Keeps;
-use tranche::node::publisher::{Pace, Phase, Publication, Publisher};
+use tranche::node::publisher::{Publication, PublicationPace, PublicationPhase, Publisher};
 use tranche::sharing::SharingPolicy;
 use tranche::slices::Offered;
 
@@ -115,7 +115,7 @@ async fn an_event_reaches_the_claim_and_a_full_queue_is_counted() {
     let api = api();
     let (events, task) = cluster(&api).events();
     let note = |reason| Note {
-        subject: Subject::Claim(claim_ref("uid-1")),
+        subject: EventSubject::Claim(claim_ref("uid-1")),
         severity: Severity::Warning,
         reason,
         message: "GPU gpu-0 is in use".to_owned(),
@@ -185,9 +185,9 @@ struct Rig {
     task: JoinHandle<()>,
 }
 
-fn quick() -> Pace {
+fn quick() -> PublicationPace {
     let ms = Duration::from_millis;
-    Pace {
+    PublicationPace {
         content: ms(0),
         repair: ms(0),
         missing: ms(0),
@@ -219,11 +219,11 @@ impl OneOnly {
 }
 
 impl Rig {
-    fn start(api: &MockApi, pace: Pace) -> Self {
+    fn start(api: &MockApi, pace: PublicationPace) -> Self {
         Self::with_lock(api, pace, OneOnly::default())
     }
 
-    fn with_lock(api: &MockApi, pace: Pace, lock: OneOnly) -> Self {
+    fn with_lock(api: &MockApi, pace: PublicationPace, lock: OneOnly) -> Self {
         let (inventory, receiver) = watch::channel(Inventory::Unknown);
         let (publisher, state) = Publisher::new(Arc::new(cluster(api)), NodeName::new(NODE), receiver);
         let stop = CancellationToken::new();
@@ -247,7 +247,7 @@ impl Rig {
     }
 
     async fn published(&self, generation: i64) -> Publication {
-        let there = |p: &Publication| p.phase == Phase::Published && p.generation == generation;
+        let there = |p: &Publication| p.phase == PublicationPhase::Published && p.generation == generation;
         self.until(&format!("generation {generation}"), there).await
     }
 
@@ -312,8 +312,8 @@ fn devices(api: &MockApi) -> Option<usize> {
 async fn the_first_look_is_published_at_once_and_then_nothing_more() {
     let api = api();
     // The pace of production: the first publication does not wait for it.
-    let rig = Rig::start(&api, Pace::default());
-    rig.until("the wait for GPUs", |p| p.phase == Phase::WaitingForInventory).await;
+    let rig = Rig::start(&api, PublicationPace::default());
+    rig.until("the wait for GPUs", |p| p.phase == PublicationPhase::WaitingForInventory).await;
     assert_eq!(api.writes(SLICES), 0, "nothing is known yet");
 
     rig.find(gpus(8));
@@ -335,7 +335,7 @@ async fn the_first_look_is_published_at_once_and_then_nothing_more() {
     assert_eq!(api.writes(SLICES), 1);
 
     let state = rig.stop().await;
-    assert_eq!(state.phase, Phase::Stopped);
+    assert_eq!(state.phase, PublicationPhase::Stopped);
     assert_eq!(devices(&api), Some(8), "the slices stay");
 }
 
@@ -369,7 +369,7 @@ async fn a_node_without_gpus_publishes_an_empty_pool() {
 #[tokio::test]
 async fn slices_that_kubelet_wipes_come_back_at_once() {
     let api = api();
-    let rig = Rig::start(&api, Pace::default());
+    let rig = Rig::start(&api, PublicationPace::default());
     rig.find(gpus(2));
     rig.published(1).await;
     api.remove(SLICES, "");
@@ -395,7 +395,7 @@ async fn a_watch_that_never_comes_back_leaves_nobody_deaf() {
 #[tokio::test]
 async fn an_edit_by_hand_is_undone_but_only_once_in_a_while() {
     let api = api();
-    let rig = Rig::start(&api, Pace { repair: Duration::from_secs(3600), ..quick() });
+    let rig = Rig::start(&api, PublicationPace { repair: Duration::from_secs(3600), ..quick() });
     rig.find(gpus(2));
     rig.published(1).await;
     let cut = |slice: &mut Value| _ = slice["spec"]["devices"].as_array_mut().unwrap().pop();
@@ -405,7 +405,7 @@ async fn an_edit_by_hand_is_undone_but_only_once_in_a_while() {
 
     // Someone insists: that is looked at, and left for later.
     api.edit(SLICES, cut);
-    rig.until("the wait", |p| p.phase == Phase::Pending).await;
+    rig.until("the wait", |p| p.phase == PublicationPhase::Pending).await;
     assert_eq!((devices(&api), api.writes(SLICES)), (Some(1), 2));
 
     // A deletion does not wait for that.
@@ -416,13 +416,13 @@ async fn an_edit_by_hand_is_undone_but_only_once_in_a_while() {
 #[tokio::test]
 async fn content_that_flaps_is_written_once_per_pause() {
     let api = api();
-    let rig = Rig::start(&api, Pace { content: Duration::from_secs(3600), ..quick() });
+    let rig = Rig::start(&api, PublicationPace { content: Duration::from_secs(3600), ..quick() });
     rig.find(gpus(2));
     rig.published(1).await;
     rig.find(gpus(1));
-    rig.until("the wait", |p| p.phase == Phase::Pending).await;
+    rig.until("the wait", |p| p.phase == PublicationPhase::Pending).await;
     rig.find(gpus(2));
-    rig.until("peace", |p| p.phase == Phase::Published).await;
+    rig.until("peace", |p| p.phase == PublicationPhase::Published).await;
     assert_eq!(api.writes(SLICES), 1);
 }
 
@@ -558,10 +558,11 @@ async fn a_dry_run_that_fails_leaves_it_to_the_first_write() {
         api.drop_fields(&SHARES);
         api.fail(Verb::DryRun, SLICES, failure);
         // The pace of production: the second write does not wait for it.
-        let rig = Rig::start(&api, Pace::default());
+        let rig = Rig::start(&api, PublicationPace::default());
         rig.find(gpus(1));
-        let state =
-            rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
+        let state = rig
+            .until("whole GPUs", |p| p.phase == PublicationPhase::Published && p.keeps == Keeps::WholeOnly)
+            .await;
         assert_eq!(state.writes, 2, "{failure:?}");
         assert_whole(&first_device(&api), "mps");
         looked_again(&api).await;
@@ -573,19 +574,20 @@ async fn a_dry_run_that_fails_leaves_it_to_the_first_write() {
 async fn an_api_server_that_learns_shares_is_found_out_and_one_that_forgets_them_too() {
     let api = api();
     api.drop_fields(&SHARES);
-    let rig = Rig::start(&api, Pace { ask_again: Duration::from_millis(50), ..quick() });
+    let rig = Rig::start(&api, PublicationPace { ask_again: Duration::from_millis(50), ..quick() });
     rig.find(gpus(1));
-    rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
+    rig.until("whole GPUs", |p| p.phase == PublicationPhase::Published && p.keeps == Keeps::WholeOnly).await;
     api.until("it is asked again", |api| api.count(Verb::DryRun, SLICES) >= 3).await;
     assert_eq!(api.writes(SLICES), 1, "asking writes nothing");
     api.drop_fields(&[]);
-    let state = rig.until("shares", |p| p.phase == Phase::Published && p.keeps == Keeps::Shares).await;
+    let state =
+        rig.until("shares", |p| p.phase == PublicationPhase::Published && p.keeps == Keeps::Shares).await;
     assert!(state.dropped.is_empty(), "{}", state.dropped);
     assert_shared(&first_device(&api));
 
     api.drop_fields(&SHARES);
     rig.find(gpus(2));
-    rig.until("whole GPUs", |p| p.phase == Phase::Published && p.keeps == Keeps::WholeOnly).await;
+    rig.until("whole GPUs", |p| p.phase == PublicationPhase::Published && p.keeps == Keeps::WholeOnly).await;
     assert_whole(&first_device(&api), "mps");
 }
 
@@ -602,7 +604,7 @@ async fn failures_and_conflicts_are_got_over() {
         api.fail(verb, SLICES, failure);
         let rig = Rig::start(&api, quick());
         rig.find(gpus(2));
-        rig.until(&format!("{verb:?} after {failure:?}"), |p| p.phase == Phase::Published).await;
+        rig.until(&format!("{verb:?} after {failure:?}"), |p| p.phase == PublicationPhase::Published).await;
         assert_eq!(devices(&api), Some(2), "{verb:?} after {failure:?}");
         assert_eq!(api.list(SLICES).len(), 1, "{verb:?} after {failure:?}");
     }
@@ -632,8 +634,8 @@ async fn the_words_of_a_failure_say_what_to_do() {
     }
     let rig = Rig::start(&api, quick());
     rig.find(gpus(1));
-    let state = rig.until("words", |p| matches!(p.phase, Phase::Failing { .. })).await;
-    let Phase::Failing { error } = state.phase else { panic!() };
+    let state = rig.until("words", |p| matches!(p.phase, PublicationPhase::Failing { .. })).await;
+    let PublicationPhase::Failing { error } = state.phase else { panic!() };
     assert!(error.contains("CREATE resourceslices 00000-gpu.nvidia.com-node-a-"), "{error}");
     assert!(error.contains("check the ClusterRole of tranche-node"), "{error}");
 }
@@ -740,7 +742,7 @@ async fn killed_between_two_writes_the_next_one_recovers() {
 
     let rig = Rig::start(&api, quick());
     rig.find(less);
-    rig.until("it recovers", |p| p.phase == Phase::Published).await;
+    rig.until("it recovers", |p| p.phase == PublicationPhase::Published).await;
     assert_eq!(devices(&api), Some(70));
     assert!(rig.state.borrow().generation >= 2);
 }
@@ -752,7 +754,7 @@ async fn what_is_left_of_an_earlier_driver_is_taken_over() {
     put_foreign_slice(&api, "odd", json!("not a number"));
     let rig = Rig::start(&api, quick());
     rig.find(gpus(1));
-    let state = rig.until("publication", |p| p.phase == Phase::Published).await;
+    let state = rig.until("publication", |p| p.phase == PublicationPhase::Published).await;
     assert!(state.generation > 7, "{state:?}");
     assert_eq!(pool(&api), Some(vec![vec!["gpu-0".to_owned()]]));
     assert_eq!(api.list(SLICES).len(), 1);
@@ -788,7 +790,7 @@ async fn of_two_instances_one_publishes_and_hands_over_on_stop() {
 
     let new = Rig::with_lock(&api, quick(), lock);
     new.find(gpus(2));
-    new.until("its turn", |p| p.phase == Phase::WaitingForLock).await;
+    new.until("its turn", |p| p.phase == PublicationPhase::WaitingForLock).await;
     old.find(gpus(3));
     old.until("the old one still publishes", |p| p.devices == 3).await;
     assert_eq!(devices(&api), Some(3));
@@ -819,7 +821,7 @@ async fn when_the_api_server_is_away_it_is_tried_again_until_it_is_back() {
     }
     let rig = Rig::start(&api, quick());
     rig.find(gpus(1));
-    rig.until("trouble", |p| matches!(p.phase, Phase::Failing { .. })).await;
+    rig.until("trouble", |p| matches!(p.phase, PublicationPhase::Failing { .. })).await;
     rig.published(1).await;
     assert_eq!(rig.api.list(SLICES).len(), 1);
 }

@@ -10,7 +10,7 @@ use tranche::admission::ShareClasses;
 use tranche::cluster::KubeCluster;
 use tranche::cluster::makers::MakerKind;
 use tranche::controller::config::{ControllerSettings, Leasing, Rules};
-use tranche::controller::holds::Pace;
+use tranche::controller::holds::HoldPace;
 use tranche::controller::{ControllerMetrics, start};
 use tranche::ops::drain::Signals;
 use tranche::ops::metrics::{registry, text};
@@ -58,7 +58,7 @@ fn settings(identity: &str) -> ControllerSettings {
         makers: vec![],
         share_classes: ShareClasses::default(),
         rules: Rules {
-            holds: Pace {
+            holds: HoldPace {
                 settle: Duration::from_millis(50),
                 keep_warm: Duration::from_secs(3600),
                 leave: Duration::from_millis(50),

@@ -16,10 +16,10 @@ use tranche::model::gpu::{Health, MigMode};
 use tranche::model::names::{DeviceUuid, NodeName, PoolName};
 use tranche::model::quantity::Bytes;
 use tranche::model::share::{SharedMemory, SharedMemoryUser};
-use tranche::node::device_faults::{FILE, FaultWatcher, Sources};
+use tranche::node::device_faults::{FILE, FaultSources, FaultWatcher};
 use tranche::node::discovery::{Discovered, DiscoveryState};
 use tranche::node::health;
-use tranche::node::publisher::{Pace, Publication, Publisher};
+use tranche::node::publisher::{Publication, PublicationPace, Publisher};
 use tranche::node::sweeper;
 use tranche::nvml::GpuEvent;
 
@@ -70,7 +70,7 @@ impl TestNode {
             state: watch::channel(DiscoveryState::default()).1,
             events: self.events.subscribe().into(),
         };
-        let (watch, told) = FaultWatcher::new(Sources {
+        let (watch, told) = FaultWatcher::new(FaultSources {
             discovered,
             executor: plugin.preparer.executor.clone(),
             folder: self.site.path("state"),
@@ -159,17 +159,17 @@ impl TestNode {
     }
 }
 
-fn quick() -> Pace {
+fn quick() -> PublicationPace {
     let zero = Duration::ZERO;
     let short = Duration::from_millis(10);
-    Pace {
+    PublicationPace {
         content: zero,
         repair: zero,
         missing: zero,
         look: zero,
         retry: short,
         lock: short,
-        ..Pace::default()
+        ..PublicationPace::default()
     }
 }
 

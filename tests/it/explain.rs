@@ -14,7 +14,7 @@ use crate::objects::{put_node, share};
 
 const NOW: &str = "2026-01-01T00:10:00Z";
 const DRIVER: &str = "gpu.nvidia.com";
-const SHAPE: top::Look = top::Look { width: 82, reverse: false };
+const SHAPE: top::PictureStyle = top::PictureStyle { width: 82, reverse: false };
 
 fn cluster(api: &MockApi) -> KubeCluster {
     KubeCluster::with_client(api.client())

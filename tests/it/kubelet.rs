@@ -16,7 +16,8 @@ use tonic::Code;
 use tranche::kubelet::pb::dra::Claim;
 use tranche::kubelet::pb::health::HealthStatus;
 use tranche::kubelet::{
-    Answering, Bound, Claims, Config, DeviceHealth, Health, MAX_CLAIMS, Registration, Timing, serve,
+    Answering, Claims, DeviceHealth, Health, MAX_CLAIMS, PluginConfig, PluginTiming, Registration,
+    ServedPlugin, serve,
 };
 use tranche::model::claim::{ClaimRef, PreparedDevice};
 use tranche::model::names::{ClaimUid, DRIVER};
@@ -138,7 +139,7 @@ impl Claims for FakeClaims {
 
 /// A served plugin, the health it reports, and the switch to stop it.
 struct Served {
-    bound: Bound,
+    bound: ServedPlugin,
     health: watch::Sender<Vec<DeviceHealth>>,
     stop: CancellationToken,
 }
@@ -146,19 +147,19 @@ struct Served {
 const UID: &str = "9b2f3c1e-6a7d-4f10-8a43-0d4f2f7c1b22";
 const OTHER_UID: &str = "11111111-6a7d-4f10-8a43-0d4f2f7c1b22";
 
-fn quick() -> Timing {
-    Timing {
+fn quick() -> PluginTiming {
+    PluginTiming {
         socket_check: Duration::from_millis(10),
         sweep_settle: Duration::from_millis(1),
-        ..Timing::default()
+        ..PluginTiming::default()
     }
 }
 
-fn config(root: &Path, uid: &str, timing: Timing) -> Config {
-    Config { driver: DRIVER.into(), kubelet_dir: root.into(), pod_uid: Some(uid.into()), timing }
+fn config(root: &Path, uid: &str, timing: PluginTiming) -> PluginConfig {
+    PluginConfig { driver: DRIVER.into(), kubelet_dir: root.into(), pod_uid: Some(uid.into()), timing }
 }
 
-async fn served_as(config: Config, fake_claims: &Arc<FakeClaims>) -> Served {
+async fn served_as(config: PluginConfig, fake_claims: &Arc<FakeClaims>) -> Served {
     let (health, devices) = watch::channel(vec![healthy("gpu-0"), healthy("gpu-1")]);
     let stop = CancellationToken::new();
     let health_source = Health { devices, clock: Arc::new(jiff::Timestamp::now) };
@@ -403,7 +404,7 @@ async fn a_late_call_is_answered_by_the_deadline_and_its_work_goes_on() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
     let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
-    let timing = Timing { call: Duration::from_millis(50), ..quick() };
+    let timing = PluginTiming { call: Duration::from_millis(50), ..quick() };
     let served = served_as(config(root.path(), UID, timing), &fake_claims).await;
     let plugin = kubelet.registered(DRIVER).await;
     let answer = plugin.prepare(vec![claim("slow"), claim("a")]).await.unwrap().claims;
@@ -459,7 +460,7 @@ async fn health_reaches_kubelet_in_either_version() {
         let _devices = served.health.clone();
         let began = Instant::now();
         assert_eq!(served.stopped().await, 0);
-        let drain = Timing::default().drain;
+        let drain = PluginTiming::default().drain;
         assert!(began.elapsed() < drain, "an open health stream does not hold up the stop");
         assert!(matches!(messages.message().await, Ok(None)), "the stream ends cleanly");
     }
@@ -516,7 +517,7 @@ async fn a_stop_does_not_wait_for_ever() {
     let root = root();
     let kubelet = FakeKubelet::start(root.path());
     let fake_claims = FakeClaims::scripted("slow", &[Some(Answer::Wait)]);
-    let timing = Timing { drain: Duration::from_millis(50), ..quick() };
+    let timing = PluginTiming { drain: Duration::from_millis(50), ..quick() };
     let served = served_as(config(root.path(), UID, timing), &fake_claims).await;
     let sockets = served.bound.sockets.clone();
     let plugin = kubelet.registered(DRIVER).await;

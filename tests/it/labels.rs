@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tranche::cluster::events::Subject;
+use tranche::cluster::events::EventSubject;
 use tranche::cluster::{KubeCluster, LABEL_MANAGER, NodeCluster};
 use tranche::inventory::Inventory;
 use tranche::inventory::labels::{COUNT, MEMORY, PRESENT, PRODUCT};
@@ -117,8 +117,11 @@ async fn labels_of_somebody_else_are_left_alone_and_that_is_told_once() {
     let stop = CancellationToken::new();
     let (events, posting) = api.events();
     let posting = tokio::spawn(posting);
-    let pod =
-        Subject::Pod { namespace: "tranche-system".into(), name: "tranche-node-x".into(), uid: "u".into() };
+    let pod = EventSubject::Pod {
+        namespace: "tranche-system".into(),
+        name: "tranche-node-x".into(),
+        uid: "u".into(),
+    };
     let mut registry = tranche::ops::metrics::registry();
     let keeper = LabelKeeper::new(api, NodeLabels::On, known).telling(pod, events).counting(&mut registry);
     let keeper = tokio::spawn(keeper.with_pace(Duration::from_millis(20)).run(stop.clone()));

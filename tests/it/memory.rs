@@ -17,7 +17,7 @@ use tranche::cluster::KubeCluster;
 use tranche::cluster::feed::{Change, WatchEvent};
 use tranche::controller::config::Rules;
 use tranche::controller::core::Core;
-use tranche::controller::write::{Outcome, Write};
+use tranche::controller::write::{Write, WriteOutcome};
 
 use crate::objects::share;
 
@@ -244,7 +244,7 @@ impl Crowd {
                     marks.annotations.into_iter().filter_map(|(name, text)| Some((name, text?.into())));
                 claim["metadata"]["annotations"] = Value::Object(annotations.collect());
                 let claim: ResourceClaim = serde_json::from_value(claim).unwrap();
-                self.core.done(Outcome::Marked(key, Ok(Box::new(claim.clone()))), now);
+                self.core.done(WriteOutcome::Marked(key, Ok(Box::new(claim.clone()))), now);
                 self.core.apply(Change::Claim(WatchEvent::Stored(Box::new(claim))), now);
             }
         }

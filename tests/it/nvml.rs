@@ -20,7 +20,7 @@ use tranche::model::gpu::{Gpu, Health, Memory, MigDevice, MigMode};
 use tranche::model::names::DeviceUuid;
 use tranche::model::quantity::Bytes;
 use tranche::model::selector::GpuSelector;
-use tranche::node::discovery::{Discovered, Discovery, Policy, watch_files};
+use tranche::node::discovery::{Discovered, Discovery, LookTiming, watch_files};
 use tranche::nvml::{
     BoardProcesses, ComputeMode, ComputeModes, ContextKind, GpuEvent, Gpus, Load, Nvml, NvmlError,
     ProcessWatch, Settings,
@@ -132,7 +132,7 @@ impl Node {
     /// Discovery that looks at once, and then only when there is a reason.
     fn discover(&self, watched: bool) -> (Discovered, CancellationToken) {
         let stop = CancellationToken::new();
-        let policy = Policy { every: Duration::from_secs(3600), ..Policy::default() };
+        let policy = LookTiming { every: Duration::from_secs(3600), ..LookTiming::default() };
         let files = if watched {
             watch_files(self.path("dev"), self.path("root").into(), stop.clone())
         } else {

@@ -10,9 +10,9 @@ use tranche::model::claim::ClaimRef;
 use tranche::model::gpu::{Health, MigDevice, MigMode, MigSwitch, OnDemand, Placement};
 use tranche::model::mig::{MigPlace, MigProfile};
 use tranche::model::names::DeviceUuid;
-use tranche::node::discovery::{CarvedPlaces, Discovery, Policy};
+use tranche::node::discovery::{CarvedPlaces, Discovery, LookTiming};
 use tranche::nvml::{
-    Gpus, Load, MigCarver, MigError, MigHolder, MigInstances, ModeError, ProcessWatch, Subject,
+    FiguresSubject, Gpus, Load, MigCarver, MigError, MigHolder, MigInstances, ModeError, ProcessWatch,
 };
 
 use crate::nvml::Node;
@@ -315,7 +315,7 @@ async fn a_board_that_is_carved_on_demand_is_told_with_what_it_can_be_and_whose_
     let gpus = json!({"0": gpu("GPU-one"), "1": gpu("GPU-two"), "2": {"uuid": "GPU-three"}});
     let node = Node::with(json!({"profile": "h100", "count": 3, "gpus": gpus}));
     let nvml = node.nvml_carving(DEADLINE, vec!["GPU-one".parse().unwrap(), "2".parse().unwrap()]);
-    let policy = Policy { every: Duration::from_secs(3600), ..Policy::default() };
+    let policy = LookTiming { every: Duration::from_secs(3600), ..LookTiming::default() };
     let (discovery, found) = Discovery::new(Arc::new(nvml), policy, tokio::sync::mpsc::channel(1).1);
     let ours = Ours(vec![
         (DeviceUuid::new("GPU-one"), at(THREE, 4, 4), None),
@@ -351,7 +351,7 @@ async fn a_board_whose_mig_mode_is_switched_off_under_a_claim_tells_what_the_cla
     let MigMode::OnDemand(before) = &look.gpus.gpus[0].mig else { panic!("{look:?}") };
     let mine = before.devices.iter().find(|mig| MigPlace::of(mig) == at(THREE, 4, 4)).unwrap().uuid.clone();
     let ours = Ours(vec![("GPU-one".into(), at(THREE, 4, 4), Some(mine.clone()))]);
-    let policy = Policy { every: Duration::from_millis(100), ..Policy::default() };
+    let policy = LookTiming { every: Duration::from_millis(100), ..LookTiming::default() };
     let (discovery, found) = Discovery::new(Arc::new(nvml), policy, tokio::sync::mpsc::channel(1).1);
     let stop = CancellationToken::new();
     tokio::spawn(discovery.with_carved(Arc::new(ours), wanted).run(stop.clone()));
@@ -473,7 +473,8 @@ fn how_busy_a_mig_device_is_is_told_where_there_are_samples_of_it_alone() {
         let MigMode::On(devices) = &found.gpus[0].mig else { panic!("no MIG devices: {found:?}") };
         let of = |(claim, pod): (&str, &str)| {
             let holder = Some(MigHolder { claim: claim.into(), pod: Some(pod.into()) });
-            let mig = |mig: &MigDevice| Subject::Mig { uuid: mig.uuid.clone(), holder: holder.clone() };
+            let mig =
+                |mig: &MigDevice| FiguresSubject::Mig { uuid: mig.uuid.clone(), holder: holder.clone() };
             devices.iter().map(mig).collect::<Vec<_>>()
         };
         let (first, last) = (devices[0].gpu_instance, devices[devices.len() - 1].gpu_instance);

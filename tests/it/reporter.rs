@@ -23,7 +23,7 @@ use tranche::model::quantity::Bytes;
 use tranche::model::share::{Grant, Isolation, MpsGroup, Percent};
 use tranche::node::daemon_reports;
 use tranche::node::device_faults::DaemonDown;
-use tranche::node::reporter::{Pace, QUEUE_CAPACITY, Reporter, Reporting};
+use tranche::node::reporter::{QUEUE_CAPACITY, ReportPace, Reporter, Reporting};
 use tranche::supervisor::protocol::{DaemonPhase, DaemonState};
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
@@ -133,13 +133,13 @@ struct RunningReporter {
     tasks: Vec<JoinHandle<()>>,
 }
 
-fn quick() -> Pace {
+fn quick() -> ReportPace {
     let ms = Duration::from_millis;
-    Pace { retry: ms(5), retry_most: ms(20), ..Pace::default() }
+    ReportPace { retry: ms(5), retry_most: ms(20), ..ReportPace::default() }
 }
 
 impl RunningReporter {
-    fn start(api: &MockApi, pace: Pace, recalled: Vec<Intent>) -> Self {
+    fn start(api: &MockApi, pace: ReportPace, recalled: Vec<Intent>) -> Self {
         let cluster = cluster(api);
         let (events, posting) = cluster.events();
         let (reporter, reporting) = Reporting::new(Arc::new(cluster), events);
@@ -365,7 +365,7 @@ impl DaemonNews {
         let (down, daemons_down) = watch::channel(Vec::new());
         let (device_faults, faults) = watch::channel(DeviceFaults::default());
         let (states, known) = watch::channel(states);
-        let sources = daemon_reports::Sources { device_faults: faults, states: known, daemons_down };
+        let sources = daemon_reports::ReportSources { device_faults: faults, states: known, daemons_down };
         let run = daemon_reports::run(sources, running.reporter.clone(), running.stop.clone());
         running.tasks.insert(0, tokio::spawn(async move { _ = run.await }));
         Self { down, states, _device_faults: device_faults }
@@ -513,7 +513,7 @@ async fn a_claim_that_stays_over_its_grant_is_told_once_a_minute_and_no_more() {
     let intent = intent("train", share());
     put_claim(&api, &intent);
     // Long enough for a slow machine to tell of a hundred changes in.
-    let pace = Pace { again: Duration::from_secs(3), ..quick() };
+    let pace = ReportPace { again: Duration::from_secs(3), ..quick() };
     let running = RunningReporter::start(&api, pace, Vec::new());
     running.reporter.prepared(intent);
     for used in 0..100 {
@@ -602,7 +602,7 @@ async fn without_the_permission_it_says_which_and_goes_on_with_events() {
 
     // Once it is given, all is told.
     let running =
-        RunningReporter::start(&api, Pace { mute: Duration::from_millis(10), ..quick() }, Vec::new());
+        RunningReporter::start(&api, ReportPace { mute: Duration::from_millis(10), ..quick() }, Vec::new());
     api.fail(Verb::Apply, CLAIMS, Failure::Status(403, "Forbidden"));
     running.reporter.prepared(intent("one", share()));
     running.reporter.prepared(intent("two", share()));
@@ -690,7 +690,7 @@ async fn a_released_claim_is_not_visited_any_more() {
     put_claim(&api, &second);
     api.fail(Verb::Apply, CLAIMS, Failure::Status(500, "InternalError"));
     let running =
-        RunningReporter::start(&api, Pace { retry: Duration::from_secs(3600), ..quick() }, Vec::new());
+        RunningReporter::start(&api, ReportPace { retry: Duration::from_secs(3600), ..quick() }, Vec::new());
     running.reporter.prepared(first.clone());
     api.until("the failure", |api| api.count(Verb::Apply, CLAIMS) == 1).await;
     running.reporter.released(first.claim);

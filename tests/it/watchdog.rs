@@ -31,7 +31,7 @@ use tranche::model::share::{Grant, Isolation, MpsGroup, MpsLimits};
 use tranche::node::config::{Watchdog as WatchdogSettings, WatchdogAction};
 use tranche::node::containers::Containers;
 use tranche::node::watchdog::{
-    ClaimMetrics, DcgmMetrics, Finding, FindingKind, LISTS_LIMIT, Parts, Watchdog,
+    ClaimMetrics, DcgmMetrics, Finding, FindingKind, LISTS_LIMIT, Watchdog, WatchdogParts,
 };
 use tranche::nvml::{Gpus, Load, ProcessWatch};
 use tranche::ops::metrics::{self, Registry};
@@ -366,7 +366,7 @@ impl Bench {
     fn start_every(&mut self, period: Duration, action: WatchdogAction, processes: Arc<dyn Processes>) {
         let (rows, dcgm) = DcgmMetrics::new("node-a".into());
         self.dcgm = dcgm;
-        let (watchdog, findings) = Watchdog::new(Parts {
+        let (watchdog, findings) = Watchdog::new(WatchdogParts {
             settings: WatchdogSettings {
                 action,
                 period,

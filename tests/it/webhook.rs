@@ -22,7 +22,8 @@ use tranche::cluster::webhooks::WebhookApi;
 use tranche::ops::metrics::{self, Registry};
 use tranche::ops::readiness::Readiness;
 use tranche::webhook::{
-    Callers, Certificates, Lifetimes, Own, Parts, Timing, Webhook, WebhookMetrics, WebhookSettings,
+    Callers, Certificates, Lifetimes, Own, Webhook, WebhookContext, WebhookMetrics, WebhookSettings,
+    WebhookTiming,
 };
 
 use crate::mock_api::{Failure, MockApi, PATIENCE, Verb};
@@ -57,11 +58,11 @@ async fn start(api: &MockApi, certificates: Certificates) -> Replica {
 
 async fn start_for(api: &MockApi, certificates: Certificates, callers: Option<Callers>) -> Replica {
     let address = "127.0.0.1:0".parse().unwrap();
-    let timing = Timing { check: Duration::from_millis(100), linger: Duration::ZERO };
+    let timing = WebhookTiming { check: Duration::from_millis(100), linger: Duration::ZERO };
     let settings = WebhookSettings { address, certificates, callers, timing };
     let (stop, readiness) = (CancellationToken::new(), Readiness::default());
     let mut registry = metrics::registry();
-    let parts = Parts {
+    let parts = WebhookContext {
         api: WebhookApi::with_client(api.client()),
         metrics: WebhookMetrics::register(&mut registry),
         ready: readiness.wait_for("a certificate"),

@@ -20,7 +20,7 @@ use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus
 use tranche::model::names::{DRIVER, DeviceUuid, NodeName};
 use tranche::model::quantity::Bytes;
 use tranche::sharing::SharingPolicy;
-use tranche::slices::{Counters, Grantable, Offer, Parts, PublishOptions, ShareParts, Taints, desired};
+use tranche::slices::{Counters, Grantable, Offer, BoardParts, PublishOptions, ShareParts, Taints, desired};
 
 use crate::api::PATIENCE;
 
@@ -54,7 +54,7 @@ impl Hollow {
             let node = slice.spec.node_name.context("a slice without a node")?;
             for device in slice.spec.devices.into_iter().flatten() {
                 let parts = Grantable::of(&device).map(|grantable| grantable.parts);
-                let Some(Parts::Shares(shares)) = parts else { bail!("a GPU that cannot be shared") };
+                let Some(BoardParts::Shares(shares)) = parts else { bail!("a GPU that cannot be shared") };
                 gpus.insert((node.clone(), device.name), shares);
             }
         }

@@ -42,13 +42,13 @@ impl Meter {
 
 /// What is in use of a GPU, or was given back.
 #[derive(Debug, Clone, Copy, Default)]
-struct Amount {
+struct UsedAmount {
     mib: u64,
     compute: u32,
     slots: u64,
 }
 
-impl Amount {
+impl UsedAmount {
     fn plus(self, other: Self) -> Self {
         Self {
             mib: self.mib.saturating_add(other.mib),
@@ -77,12 +77,12 @@ struct Board {
     closed: bool,
     /// What waits has it for itself.
     alone: bool,
-    all: Amount,
-    used: Amount,
+    all: UsedAmount,
+    used: UsedAmount,
     /// Who has a part, by place in the site's pods.
     users: Vec<usize>,
     /// Of each want: what it needs here; none: it does not come here.
-    needs: Vec<Option<Amount>>,
+    needs: Vec<Option<UsedAmount>>,
 }
 
 impl Board {
@@ -95,21 +95,21 @@ impl Board {
             let (mib, slots) = want.need(gpu)?;
             let slots = u64::from(slots);
             let compute = want.compute;
-            (want.tolerates(gpu) && want.chooses(gpu)).then_some(Amount { mib, compute, slots })
+            (want.tolerates(gpu) && want.chooses(gpu)).then_some(UsedAmount { mib, compute, slots })
         };
         Self {
             at,
             closed: gpu.closed,
             alone: alone && gpu.daemon == DaemonScope::Gpu,
-            all: Amount { mib: gpu.memory_mib, compute: COMPUTE_ALL, slots: gpu.slots.into() },
-            used: Amount { mib: gpu.used_mib, compute: gpu.used_compute, slots: gpu.used_slots },
+            all: UsedAmount { mib: gpu.memory_mib, compute: COMPUTE_ALL, slots: gpu.slots.into() },
+            used: UsedAmount { mib: gpu.used_mib, compute: gpu.used_compute, slots: gpu.used_slots },
             users: Vec::new(),
             needs: wants.iter().map(need).collect(),
         }
     }
 
     /// The want fits once so much is given back. `opened`: a pod that closes it leaves.
-    fn fits(&self, want: usize, back: Amount, opened: bool) -> bool {
+    fn fits(&self, want: usize, back: UsedAmount, opened: bool) -> bool {
         let Some(need) = self.needs[want] else { return false };
         if self.closed && !opened {
             return false;
@@ -124,21 +124,21 @@ impl Board {
 }
 
 /// A pod of a site.
-struct Pod {
+struct MovablePod {
     /// Place in the list of movers.
     mover: usize,
     /// Its parts, by place of the GPU.
-    parts: Vec<(usize, Amount)>,
+    parts: Vec<(usize, UsedAmount)>,
     several: bool,
 }
 
 /// A node on which pods that leave could make room.
-pub(super) struct Site {
+pub(super) struct MoveSite {
     pub node: NodeName,
     /// Fewer moves than that do not do.
     pub least: usize,
     boards: Vec<Board>,
-    pods: Vec<Pod>,
+    pods: Vec<MovablePod>,
     /// How many GPUs each want needs.
     gpus: Vec<usize>,
     /// CPU, memory in MiB and pods that are lacking.
@@ -168,7 +168,7 @@ pub(super) fn sites(
     alone: bool,
     movers: &[Mover],
     meter: &mut Meter,
-) -> (Vec<Site>, u64) {
+) -> (Vec<MoveSite>, u64) {
     let mut by_node: BTreeMap<&NodeName, Vec<usize>> = BTreeMap::new();
     for (at, mover) in movers.iter().enumerate() {
         by_node.entry(&mover.has.node).or_default().push(at);
@@ -184,13 +184,13 @@ pub(super) fn sites(
     for (name, of_node) in by_node.into_iter().filter(|(name, _)| ask.nodes.allow(name)) {
         meter.pay(LOOK_TICKS.saturating_mul(of_node.len() as u64));
         let Some(node) = ids.get(name).and_then(|id| nodes.all[*id].as_ref()) else { continue };
-        let site = Site::of(node, &terms, alone, movers, &of_node);
+        let site = MoveSite::of(node, &terms, alone, movers, &of_node);
         sites.extend(site.filter(|site| site.least <= MOVES_MAX));
     }
     (sites, worth)
 }
 
-impl Site {
+impl MoveSite {
     /// None: there is no room, whoever leaves.
     fn of(node: &Node, terms: &Terms, alone: bool, movers: &[Mover], of_node: &[usize]) -> Option<Self> {
         let boards = node.gpus.iter().enumerate();
@@ -201,11 +201,11 @@ impl Site {
         let mut back = [0_u64; 3];
         for mover in of_node {
             let Mover { has, several } = &movers[*mover];
-            let mut parts: Vec<(usize, Amount)> = Vec::with_capacity(has.gpus.len());
+            let mut parts: Vec<(usize, UsedAmount)> = Vec::with_capacity(has.gpus.len());
             for grant in &has.gpus {
                 let Some(at) = at(&grant.device) else { continue };
                 let (mib, slots) = (grant.memory.mib_ceil(), grant.slots);
-                parts.push((at, Amount { mib, compute: grant.percent(), slots: slots.into() }));
+                parts.push((at, UsedAmount { mib, compute: grant.percent(), slots: slots.into() }));
                 if boards[at].users.last() != Some(&pods.len()) {
                     boards[at].users.push(pods.len());
                 }
@@ -213,7 +213,7 @@ impl Site {
             for (sum, one) in back.iter_mut().zip(rooms(has)) {
                 *sum = sum.saturating_add(one);
             }
-            pods.push(Pod { mover: *mover, parts, several: *several });
+            pods.push(MovablePod { mover: *mover, parts, several: *several });
         }
         let needed = [terms.cpu_milli, terms.memory_mib, terms.pods];
         let free = [node.free_cpu_milli(), node.free_memory_mib(), node.free_pods()];
@@ -258,14 +258,14 @@ impl Site {
     /// So many of a GPU's users have to leave at least for a want. None: it does not fit even without all of them.
     fn least_on(&self, board: &Board, want: usize) -> Option<usize> {
         let closing = board.users.iter().filter(|user| self.pods[**user].several).count();
-        let parts: Vec<Amount> = board.users.iter().map(|user| self.part(*user, board.at)).collect();
-        let all = parts.iter().fold(Amount::default(), |sum, part| sum.plus(*part));
+        let parts: Vec<UsedAmount> = board.users.iter().map(|user| self.part(*user, board.at)).collect();
+        let all = parts.iter().fold(UsedAmount::default(), |sum, part| sum.plus(*part));
         if !board.fits(want, all, closing > 0) {
             return None;
         }
         let need = board.needs[want]?;
         let over = board.used.plus(need).minus(board.all);
-        let count = |lacks: u64, of: fn(&Amount) -> u64| {
+        let count = |lacks: u64, of: fn(&UsedAmount) -> u64| {
             let mut each: Vec<u64> = parts.iter().map(of).collect();
             each.sort_unstable_by(|a, b| b.cmp(a));
             let (mut sum, mut count) = (0_u64, 0);
@@ -288,9 +288,9 @@ impl Site {
     }
 
     /// What a user has of a board, all its shares there together.
-    fn part(&self, user: usize, board: usize) -> Amount {
+    fn part(&self, user: usize, board: usize) -> UsedAmount {
         let parts = self.pods[user].parts.iter().filter(|(at, _)| *at == board);
-        parts.fold(Amount::default(), |sum, (_, part)| sum.plus(*part))
+        parts.fold(UsedAmount::default(), |sum, (_, part)| sum.plus(*part))
     }
 
     /// Tells each set of so many pods that could make room, with its MiB: `worth` at most. `alone`: for nobody else at the
@@ -343,10 +343,10 @@ impl Site {
         }
         let given = |at: usize| {
             let parts = chosen.iter().flat_map(|pod| {
-                let Pod { parts, several, .. } = &self.pods[*pod];
+                let MovablePod { parts, several, .. } = &self.pods[*pod];
                 parts.iter().filter(move |(of, _)| *of == at).map(|(_, part)| (*part, *several))
             });
-            parts.fold((Amount::default(), false), |(sum, opened), (part, several)| {
+            parts.fold((UsedAmount::default(), false), |(sum, opened), (part, several)| {
                 (sum.plus(part), opened || several)
             })
         };
@@ -362,7 +362,7 @@ impl Site {
 
 /// Sets of pods of a site.
 struct Choosing<'a> {
-    site: &'a Site,
+    site: &'a MoveSite,
     movers: &'a [Mover],
     size: usize,
     worth: u64,

@@ -1,7 +1,7 @@
 //! MIG devices that are made for pods, over several GPUs and nodes.
 
 use super::*;
-use crate::allocate::victims::{Candidate, Closed, Freed, Site};
+use crate::allocate::victims::{Candidate, Closed, EvictionSite, Freed};
 use crate::model::gpu::{MigCapacity, Placement as Run};
 use crate::model::mig::{MigPlace, MigProfile};
 use crate::model::names::NodeName;
@@ -287,8 +287,14 @@ fn a_pod_ends_for_a_more_important_one_where_its_device_is_in_the_way() {
     let candidates: Vec<Candidate> = (0..3).map(|nth| Candidate::one(1, nth as i64, frees(nth))).collect();
     let node = NodeName::new("n");
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
-    let site =
-        Site { node: &node, closed: &open, soon: &[], candidates: &candidates, budgets: &[], beat: None };
+    let site = EvictionSite {
+        node: &node,
+        closed: &open,
+        soon: &[],
+        candidates: &candidates,
+        budgets: &[],
+        beat: None,
+    };
     let mut preemptor = index.preemptor(&of_fraction("0.5"), false);
     let victims = index.victims(&mut preemptor, &site).unwrap();
     assert_eq!(victims.candidates, [1, 2], "a 4g stands beside a 3g");

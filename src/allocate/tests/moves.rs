@@ -1,7 +1,7 @@
 //! The least moves that make room: by a table of cases, and against every set of pods on small clusters.
 
 use super::super::moves::{
-    Found, Ground, MOVES_MAX, Mover, OfIndex, Proposal, SEARCH_TICKS, Waiting, search,
+    Ground, MOVES_MAX, Mover, MovesFound, OfIndex, Proposal, SEARCH_TICKS, WaitingUnit, search,
 };
 use super::*;
 
@@ -52,7 +52,7 @@ impl Placed {
         self.index.nodes().map(node).collect::<Vec<_>>().join("\n")
     }
 
-    fn search(&mut self, waiting: &Waiting) -> Found {
+    fn search(&mut self, waiting: &WaitingUnit) -> MovesFound {
         let before = self.look();
         let mut ground = OfIndex::new(&mut self.index, Policy::Pack, &self.pods);
         let found = search(&mut ground, waiting, &self.movers, SEARCH_TICKS);
@@ -63,15 +63,15 @@ impl Placed {
 
     /// Which pods move where, and where what waits goes.
     fn told(&mut self, waiting: Shape) -> String {
-        let waiting = Waiting { asks: vec![waiting.into()], alone: false };
+        let waiting = WaitingUnit { asks: vec![waiting.into()], alone: false };
         match self.search(&waiting) {
-            Found::Moves(found) => {
+            MovesFound::Moves(found) => {
                 let moves = found.moves.iter().map(|(pod, place)| format!("{pod} to {}", spot(place)));
                 let moves: Vec<String> = moves.collect();
                 format!("{}; then {}", moves.join(", "), spot(&found.then[0]))
             }
-            Found::Nothing => "nothing".to_owned(),
-            Found::Spent => "spent".to_owned(),
+            MovesFound::Nothing => "nothing".to_owned(),
+            MovesFound::Spent => "spent".to_owned(),
         }
     }
 }
@@ -115,36 +115,36 @@ fn there_are_moves_that_help_nobody() {
     dear.add(mib(35_000), "a", &[0]).add(mib(71_000), "b", &[0]);
     dear.index.insert_node(&node("c", 1, 36_000));
     let on_a = |shape: Shape| PodAsk { shape, nodes: Nodes::Only(["a".into()].into()) };
-    let waiting = Waiting { asks: vec![on_a(mib(34_000))], alone: false };
-    assert_eq!(dear.search(&waiting), Found::Nothing, "35,000 MiB for the sake of 34,000");
-    let waiting = Waiting { asks: vec![on_a(mib(36_000))], alone: false };
-    assert!(matches!(dear.search(&waiting), Found::Moves(_)));
+    let waiting = WaitingUnit { asks: vec![on_a(mib(34_000))], alone: false };
+    assert_eq!(dear.search(&waiting), MovesFound::Nothing, "35,000 MiB for the sake of 34,000");
+    let waiting = WaitingUnit { asks: vec![on_a(mib(36_000))], alone: false };
+    assert!(matches!(dear.search(&waiting), MovesFound::Moves(_)));
     // Too many would move.
     let mut many = Placed::on(&[node("a", 1, 40_000), node("b", 1, 80_000)]);
     for _ in 0..5 {
         many.add(mib(1_000), "a", &[0]);
     }
     many.add(mib(71_000), "b", &[0]);
-    let waiting = Waiting { asks: vec![on_a(mib(40_000))], alone: false };
-    assert_eq!(many.search(&waiting), Found::Nothing);
+    let waiting = WaitingUnit { asks: vec![on_a(mib(40_000))], alone: false };
+    assert_eq!(many.search(&waiting), MovesFound::Nothing);
     many.index.remove(PlacementKey::Pod(PodUid::new("4")));
     (many.pods, many.movers) = (many.pods[..4].to_vec(), many.movers[..4].to_vec());
-    assert!(matches!(many.search(&waiting), Found::Moves(found) if found.moves.len() == MOVES_MAX));
+    assert!(matches!(many.search(&waiting), MovesFound::Moves(found) if found.moves.len() == MOVES_MAX));
 }
 
 #[test]
 fn where_the_node_is_short_of_cpu_a_pod_leaves_for_that() {
     let hungry = |shape: Shape, cpu_milli: u64| Shape { cpu_milli, ..shape };
     let on_a = PodAsk { shape: hungry(whole(1), 30_000), nodes: Nodes::Only(["a".into()].into()) };
-    let waiting = Waiting { asks: vec![on_a], alone: false };
+    let waiting = WaitingUnit { asks: vec![on_a], alone: false };
     for (cpu, moves) in [(20_000, true), (30_000, false)] {
         let mut busy = Placed::on(&[node("a", 2, 40_000), node("b", 2, 40_000)]);
         busy.add(hungry(mib(10_000), 40_000), "a", &[1]).add(hungry(mib(1_000), cpu), "b", &[0]);
         match busy.search(&waiting) {
-            Found::Moves(found) if moves => {
+            MovesFound::Moves(found) if moves => {
                 assert_eq!((found.moves[0].0, spot(&found.then[0])), (0, "a/gpu-0".to_owned()));
             }
-            found => assert_eq!((found, moves), (Found::Nothing, false), "what leaves needs CPU, too"),
+            found => assert_eq!((found, moves), (MovesFound::Nothing, false), "what leaves needs CPU, too"),
         }
     }
 }
@@ -163,12 +163,12 @@ fn a_pod_stays_where_its_nodes_leave_it_no_other_place() {
 fn a_gang_goes_where_moves_make_room_for_the_pod_that_lacks_it() {
     let mut gang = Placed::on(&[node("a", 1, 40_000), node("b", 1, 40_000), node("c", 1, 40_000)]);
     gang.add(mib(10_000), "b", &[0]).add(mib(10_000), "c", &[0]);
-    let waiting = Waiting { asks: vec![whole(1).into(), whole(1).into()], alone: false };
-    let Found::Moves(found) = gang.search(&waiting) else { panic!("no moves") };
+    let waiting = WaitingUnit { asks: vec![whole(1).into(), whole(1).into()], alone: false };
+    let MovesFound::Moves(found) = gang.search(&waiting) else { panic!("no moves") };
     let spots: Vec<String> = found.then.iter().map(spot).collect();
     assert_eq!((found.moves.len(), spots), (1, vec!["a/gpu-0".to_owned(), "b/gpu-0".to_owned()]));
-    let waiting = Waiting { asks: vec![whole(1).into(), whole(1).into(), whole(1).into()], alone: false };
-    assert_eq!(gang.search(&waiting), Found::Nothing);
+    let waiting = WaitingUnit { asks: vec![whole(1).into(), whole(1).into(), whole(1).into()], alone: false };
+    assert_eq!(gang.search(&waiting), MovesFound::Nothing);
 }
 
 /// The pod of two GPUs gets `gpu-0` and `gpu-1`. The other gets some of `gpu-2`, once one of its three pods has left.
@@ -178,8 +178,8 @@ fn of_a_gang_pods_leave_gpus_that_only_another_of_its_pods_needs() {
     gang.add(mib(7_000), "a", &[0]).add(mib(7_000), "a", &[1]);
     gang.add(mib(3_000), "a", &[2]).add(mib(3_000), "a", &[2]).add(mib(3_000), "a", &[2]);
     let here = |shape: Shape| PodAsk { shape, nodes: Nodes::Only(["a".into()].into()) };
-    let waiting = Waiting { asks: vec![here(whole(2)), here(mib(3_000))], alone: false };
-    let Found::Moves(found) = gang.search(&waiting) else { panic!("no moves") };
+    let waiting = WaitingUnit { asks: vec![here(whole(2)), here(mib(3_000))], alone: false };
+    let MovesFound::Moves(found) = gang.search(&waiting) else { panic!("no moves") };
     assert_eq!(moves_of(&found, &gang), (3, 17_000));
 }
 
@@ -259,11 +259,11 @@ proptest! {
         let waits: PodAsk =
             Shape { cpu_milli: cpu * 1000, ..Shape::one(Want { part, ..Want::whole(gpus) }) }.into();
         prop_assume!(decide(&mut placed.index, std::slice::from_ref(&waits), Policy::Pack).is_err());
-        let found = placed.search(&Waiting { asks: vec![waits.clone()], alone: false });
+        let found = placed.search(&WaitingUnit { asks: vec![waits.clone()], alone: false });
         let found = match &found {
-            Found::Moves(found) => Some(moves_of(found, &placed)),
-            Found::Nothing => None,
-            Found::Spent => return Err(TestCaseError::fail("spent")),
+            MovesFound::Moves(found) => Some(moves_of(found, &placed)),
+            MovesFound::Nothing => None,
+            MovesFound::Spent => return Err(TestCaseError::fail("spent")),
         };
         let or_none = |found: Option<(usize, u64)>| found.unwrap_or((usize::MAX, 0));
         let (least, plain) = (brute(&mut placed, &waits, true), brute(&mut placed, &waits, false));

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use super::*;
-use crate::allocate::victims::{Candidate, Closed, Freed, Rank, Site, Victims};
+use crate::allocate::victims::{Candidate, Closed, EvictionSite, Freed, Rank, Victims};
 use crate::model::names::NodeName;
 
 const GPUS: u32 = 3;
@@ -57,7 +57,7 @@ fn look_to_beat(
 ) -> Option<Victims> {
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
     let node = NodeName::new("n");
-    let site = Site { node: &node, closed: &open, soon: &[], candidates, budgets: &[], beat };
+    let site = EvictionSite { node: &node, closed: &open, soon: &[], candidates, budgets: &[], beat };
     let mut preemptor = index.preemptor(shape, false);
     index.victims(&mut preemptor, &site)
 }
@@ -65,7 +65,7 @@ fn look_to_beat(
 fn look(index: &mut Index, shape: &Shape, candidates: &[Candidate], budgets: &[u32]) -> Option<Victims> {
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
     let node = NodeName::new("n");
-    let site = Site { node: &node, closed: &open, soon: &[], candidates, budgets, beat: None };
+    let site = EvictionSite { node: &node, closed: &open, soon: &[], candidates, budgets, beat: None };
     let mut preemptor = index.preemptor(shape, false);
     index.victims(&mut preemptor, &site)
 }
@@ -115,8 +115,9 @@ fn what_is_ending_anyway_is_enough_and_what_stays_is_not_counted() {
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
     let node = NodeName::new("n");
     let soon = [frees(&[ending])];
-    let site = Site { node: &node, closed: &open, soon: &soon, candidates: &[], budgets: &[], beat: None };
-    let of = |index: &mut Index, asked: u64, site: &Site<'_>| {
+    let site =
+        EvictionSite { node: &node, closed: &open, soon: &soon, candidates: &[], budgets: &[], beat: None };
+    let of = |index: &mut Index, asked: u64, site: &EvictionSite<'_>| {
         let mut preemptor = index.preemptor(&mib(asked), false);
         index.victims(&mut preemptor, site)
     };
@@ -124,7 +125,11 @@ fn what_is_ending_anyway_is_enough_and_what_stays_is_not_counted() {
     assert_eq!((found.candidates, found.rank), (vec![], None));
     assert_eq!(of(&mut index, 61, &site), None);
     let shut = |_: &DeviceName| Closed { shut: true, groups: 0 };
-    assert_eq!(of(&mut index, 60, &Site { closed: &shut, ..site }), None, "the GPU is somebody else's");
+    assert_eq!(
+        of(&mut index, 60, &EvictionSite { closed: &shut, ..site }),
+        None,
+        "the GPU is somebody else's"
+    );
 }
 
 #[test]
@@ -138,8 +143,14 @@ fn claims_of_several_gpus_open_theirs_and_want_them_for_themselves() {
     let groups =
         |device: &DeviceName| Closed { shut: false, groups: u32::from(*device != DeviceName::whole(2)) };
     let node = NodeName::new("n");
-    let site =
-        Site { node: &node, closed: &groups, soon: &[], candidates: &candidates, budgets: &[], beat: None };
+    let site = EvictionSite {
+        node: &node,
+        closed: &groups,
+        soon: &[],
+        candidates: &candidates,
+        budgets: &[],
+        beat: None,
+    };
     let mut of = |shape: &Shape, alone: bool| {
         let mut preemptor = index.preemptor(shape, alone);
         index.victims(&mut preemptor, &site).map(|found| found.candidates)
@@ -156,7 +167,7 @@ fn claims_of_several_gpus_open_theirs_and_want_them_for_themselves() {
     let mut own = super::index(&[spec]);
     take(&mut own, shares.iter());
     let open = |_: &DeviceName| Closed { shut: false, groups: 0 };
-    let site = Site { closed: &open, ..site };
+    let site = EvictionSite { closed: &open, ..site };
     for (amount, gpus, ended) in [(70, 2, vec![1]), (10, 3, vec![])] {
         let mut preemptor = own.preemptor(&with(mib(amount), |want| want.gpus = gpus), true);
         assert_eq!(own.victims(&mut preemptor, &site).map(|found| found.candidates), Some(ended));

@@ -20,7 +20,7 @@ const SHIPPED: [&str; 3] = [SHARED_CLASS, "gpu.nvidia.com", "mig.nvidia.com"];
 
 /// The classes that claims name: those of the namespace that is asked about, and all.
 #[derive(Debug, Default)]
-pub struct Named {
+pub struct NamedClasses {
     here: BTreeSet<String>,
     elsewhere: BTreeSet<String>,
 }
@@ -35,7 +35,7 @@ pub struct Asked {
     pub unread: Option<String>,
 }
 
-impl Named {
+impl NamedClasses {
     /// Remembers what a claim names.
     pub fn see(&mut self, change: &Change, namespace: &str) {
         let Change::Claim(WatchEvent::Listed(claim) | WatchEvent::Stored(claim)) = change else { return };

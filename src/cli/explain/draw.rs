@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use super::super::inspect::span;
 use super::super::table::{plain, render};
-use super::report::{ExplainedClaim, Report};
-use crate::controller::explain::{Answer, Explained, How, Kind, Origin, Part, Place, User, Verdict};
+use super::report::{ExplainReport, ExplainedClaim};
+use crate::controller::explain::{
+    Answer, ClaimPlace, ClaimedDevice, Explained, How, NodeObstacle, ObstacleKind, Origin, User,
+};
 use crate::model::names::NodeName;
 use crate::model::share::Extent;
 
@@ -24,7 +26,7 @@ pub enum Rows {
     Each,
 }
 
-pub fn draw(report: &Report, rows: Rows) -> String {
+pub fn draw(report: &ExplainReport, rows: Rows) -> String {
     let mut text = String::new();
     let named = &report.named;
     match named.kind.as_str() {
@@ -38,7 +40,7 @@ pub fn draw(report: &Report, rows: Rows) -> String {
             text.push_str(&line(&kind, &named.to_string()));
         }
     }
-    let mut shown: Option<&[(NodeName, Verdict)]> = None;
+    let mut shown: Option<&[(NodeName, NodeObstacle)]> = None;
     for told in &report.told {
         if !text.is_empty() {
             text.push('\n');
@@ -64,7 +66,7 @@ pub fn draw(report: &Report, rows: Rows) -> String {
     text
 }
 
-fn age(report: &Report, since: &jiff::Timestamp) -> String {
+fn age(report: &ExplainReport, since: &jiff::Timestamp) -> String {
     span(report.at.duration_since(*since).as_secs_f64().max(0.0))
 }
 
@@ -81,7 +83,7 @@ fn lines(text: &mut String, key: &str, all: impl IntoIterator<Item = String>) {
     }
 }
 
-fn claim(text: &mut String, report: &Report, told: &ExplainedClaim) {
+fn claim(text: &mut String, report: &ExplainReport, told: &ExplainedClaim) {
     let Explained { namespace, name, origin, created, pods, answer } = &told.explained;
     let age = |since: &jiff::Timestamp| age(report, since);
     let about = match (origin, created) {
@@ -165,11 +167,11 @@ fn users(pods: &[User]) -> String {
     format!("{}{more}", names.join(", "))
 }
 
-fn on(place: &Place) -> String {
+fn on(place: &ClaimPlace) -> String {
     place.node.as_ref().map_or(String::new(), |node| format!(" on node {node}"))
 }
 
-fn part(part: &Part, place: &Place) -> String {
+fn part(part: &ClaimedDevice, place: &ClaimPlace) -> String {
     let name = match place.node.as_ref() == Some(&part.gpu.node) {
         true => part.gpu.device.to_string(),
         false => part.gpu.to_string(),
@@ -197,12 +199,12 @@ fn part(part: &Part, place: &Place) -> String {
 }
 
 /// Nodes by what keeps the pod off them, the nearest first.
-fn table(nodes: &[(NodeName, Verdict)], rows: Rows) -> String {
+fn table(nodes: &[(NodeName, NodeObstacle)], rows: Rows) -> String {
     if rows == Rows::Each {
         let rows = nodes.iter().map(|(node, verdict)| [node.to_string(), verdict.to_string()]);
         return render(&["NODE", "VERDICT"], rows);
     }
-    let mut groups: BTreeMap<(Kind, String), Group<'_>> = BTreeMap::new();
+    let mut groups: BTreeMap<(ObstacleKind, String), Group<'_>> = BTreeMap::new();
     for (node, verdict) in nodes {
         let group = groups.entry((verdict.kind(), verdict.to_string()));
         group.or_insert_with(|| Group { verdict, nodes: Vec::new(), differ: false }).nodes.push(node);
@@ -225,7 +227,7 @@ fn table(nodes: &[(NodeName, Verdict)], rows: Rows) -> String {
 /// Nodes in one row.
 struct Group<'a> {
     /// Of the first node; the others have the same, or one that is no nearer.
-    verdict: &'a Verdict,
+    verdict: &'a NodeObstacle,
     nodes: Vec<&'a NodeName>,
     /// They have not all the same.
     differ: bool,
@@ -248,7 +250,7 @@ impl Group<'_> {
 
 /// Many verdicts of one kind become one: that of the nearest node.
 fn of_kinds(groups: Vec<Group<'_>>) -> Vec<Group<'_>> {
-    let mut kinds: BTreeMap<Kind, Vec<Group<'_>>> = BTreeMap::new();
+    let mut kinds: BTreeMap<ObstacleKind, Vec<Group<'_>>> = BTreeMap::new();
     for group in groups {
         kinds.entry(group.verdict.kind()).or_default().push(group);
     }

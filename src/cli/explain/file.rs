@@ -12,11 +12,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::super::Usage;
+use super::super::UsageError;
 use super::super::reading::{Document, documents, input, typed, unknown_fields};
 use crate::cluster::WorkloadKind;
 use crate::cluster::feed::{Change, WatchEvent};
-use crate::controller::explain::quota::{self, Usage as QuotaUsage};
+use crate::controller::explain::quota::{self, QuotaUsage};
 use crate::controller::view::class::OtherClass;
 
 const CLAIM_VERSION: &str = "resource.k8s.io/v1";
@@ -44,7 +44,7 @@ impl FileObjects {
         path: &Path,
         namespace: Option<&str>,
         default: impl FnOnce() -> String,
-    ) -> Result<Self, Usage> {
+    ) -> Result<Self, UsageError> {
         let (text, from) = input(path)?;
         Self::of(documents(&text, &from)?, &from, namespace, default)
     }
@@ -56,7 +56,7 @@ impl FileObjects {
         from: &str,
         namespace: Option<&str>,
         default: impl FnOnce() -> String,
-    ) -> Result<Self, Usage> {
+    ) -> Result<Self, UsageError> {
         let mut found = Self::default();
         let mut namespaces = BTreeSet::new();
         for object in objects {
@@ -89,7 +89,7 @@ impl FileObjects {
             }
         }
         if found.pods.is_empty() {
-            return Err(Usage(format!(
+            return Err(UsageError(format!(
                 "there is no Pod in {from}, nor a {}",
                 WorkloadKind::ALL.map(WorkloadKind::as_str).join(", ")
             )));
@@ -99,7 +99,7 @@ impl FileObjects {
         namespaces.extend(namespace.map(str::to_owned));
         if namespaces.len() > 1 {
             let all: Vec<String> = namespaces.into_iter().collect();
-            return Err(Usage(format!(
+            return Err(UsageError(format!(
                 "{from}: several namespaces are named: {}; ask about one at a time",
                 all.join(", ")
             )));
@@ -109,14 +109,14 @@ impl FileObjects {
     }
 
     /// The object; what it has that its type has not is remarked.
-    fn typed<K: DeserializeOwned + Serialize>(&mut self, object: &Document) -> Result<K, Usage> {
+    fn typed<K: DeserializeOwned + Serialize>(&mut self, object: &Document) -> Result<K, UsageError> {
         let typed = object.typed()?;
         self.remark(object, "", unknown_fields(&object.value, &typed));
         Ok(typed)
     }
 
     /// The pod that a Deployment, a Job and so on would make.
-    fn typed_template(&mut self, object: &Document, kind: &str) -> Result<Pod, Usage> {
+    fn typed_template(&mut self, object: &Document, kind: &str) -> Result<Pod, UsageError> {
         let below = if kind == "CronJob" { "spec.jobTemplate.spec.template" } else { "spec.template" };
         let pod = of_template(&object.value, below);
         let typed: Pod = typed(&pod).map_err(|words| object.wrong(format!("{below}.{words}")))?;
@@ -133,12 +133,12 @@ impl FileObjects {
     }
 
     /// The claims of two pods of one name would be one.
-    fn names_are_distinct(&self, from: &str) -> Result<(), Usage> {
+    fn names_are_distinct(&self, from: &str) -> Result<(), UsageError> {
         let mut names = BTreeSet::new();
         let name = |pod: &Pod| pod.metadata.name.clone().or(pod.metadata.generate_name.clone());
         match self.pods.iter().filter_map(name).find(|name| !names.insert(name.clone())) {
             None => Ok(()),
-            Some(name) => Err(Usage(format!(
+            Some(name) => Err(UsageError(format!(
                 "{from}: two of its objects make pods named {name}; ask about one at a time"
             ))),
         }
@@ -271,7 +271,7 @@ fn entries(pod: &Pod) -> impl Iterator<Item = (&str, Option<&str>, Option<&str>)
     })
 }
 
-fn named(object: &Document) -> Result<String, Usage> {
+fn named(object: &Document) -> Result<String, UsageError> {
     match object.text("/metadata/name") {
         "" => Err(object.wrong("metadata.name is missing")),
         name => Ok(name.to_owned()),
@@ -279,7 +279,7 @@ fn named(object: &Document) -> Result<String, Usage> {
 }
 
 /// Other versions of claims have other fields, which would count as not there.
-fn is_of_version(object: &Document) -> Result<(), Usage> {
+fn is_of_version(object: &Document) -> Result<(), UsageError> {
     let version = object.text("/apiVersion");
     let is_claim = ["ResourceClaim", "ResourceClaimTemplate"].contains(&object.kind());
     match is_claim && !version.is_empty() && version != CLAIM_VERSION {
@@ -345,7 +345,7 @@ fn fill_in(spec: &mut PodSpec) {
 mod tests {
     use super::*;
 
-    fn of(text: &str) -> Result<FileObjects, Usage> {
+    fn of(text: &str) -> Result<FileObjects, UsageError> {
         FileObjects::of(documents(text, "f")?, "f", None, || "team".to_owned())
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 
-use super::super::Usage;
+use super::super::UsageError;
 use super::ExplainArgs;
 use crate::cluster::WorkloadKind;
 use crate::controller::view::ClusterView;
@@ -19,11 +19,11 @@ const PODS: [&str; 3] = ["pod", "pods", "po"];
 const CLAIMS: [&str; 3] = ["resourceclaim", "resourceclaims", "claim"];
 
 /// `pod NAME` as `pod/NAME`.
-fn one_word(kind: &str, name: &str) -> Result<String, Usage> {
+fn one_word(kind: &str, name: &str) -> Result<String, UsageError> {
     let is_kind = PODS.contains(&kind) || CLAIMS.contains(&kind) || WorkloadKind::of(kind).is_some();
     match is_kind {
         true => Ok(format!("{kind}/{name}")),
-        false => Err(Usage(format!(
+        false => Err(UsageError(format!(
             "{kind:?} is not a kind that can be explained; give pod, resourceclaim, {} before the name, or one name alone",
             WorkloadKind::ALL.map(WorkloadKind::as_str).join(", ").to_lowercase()
         ))),
@@ -32,7 +32,7 @@ fn one_word(kind: &str, name: &str) -> Result<String, Usage> {
 
 /// What is asked about. `namespace`: as far as it was named.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum ExplainTarget {
     Claim {
         namespace: Option<String>,
         name: String,
@@ -55,17 +55,17 @@ pub enum Target {
 
 /// The same with its namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedObject {
     /// `claim`, `pod`, `deployment` and so on, or `file`.
     pub kind: String,
     pub namespace: String,
     pub name: String,
 }
 
-impl Target {
+impl ExplainTarget {
     /// # Errors
     /// It is no name, or two namespaces are named.
-    pub fn parse(args: &ExplainArgs) -> Result<Self, Usage> {
+    pub fn parse(args: &ExplainArgs) -> Result<Self, UsageError> {
         let given = args.namespace.clone().filter(|namespace| !namespace.is_empty());
         let text = match (&args.what, &args.filename) {
             (Some(what), None) => match &args.name {
@@ -74,11 +74,11 @@ impl Target {
             },
             (None, Some(path)) => return Ok(Self::File { namespace: given, path: path.clone() }),
             (None, None) | (Some(_), Some(_)) => {
-                return Err(Usage("give what to explain, or a file with a pod (-f)".to_owned()));
+                return Err(UsageError("give what to explain, or a file with a pod (-f)".to_owned()));
             }
         };
         let wrong = |why: &str| {
-            Usage(format!("{text:?} {why}; give NAME, NAMESPACE/NAME, pod/NAME or deployment/NAME"))
+            UsageError(format!("{text:?} {why}; give NAME, NAMESPACE/NAME, pod/NAME or deployment/NAME"))
         };
         let text = text.as_str();
         let parts: Vec<&str> = text.split('/').collect();
@@ -111,7 +111,7 @@ impl Target {
         }
     }
 
-    pub fn at(&self, default: impl FnOnce() -> String) -> Named {
+    pub fn at(&self, default: impl FnOnce() -> String) -> NamedObject {
         let (kind, namespace, name) = match self {
             Self::Claim { namespace, name } => ("claim".to_owned(), namespace, name.clone()),
             Self::Pod { namespace, name } => ("pod".to_owned(), namespace, name.clone()),
@@ -120,28 +120,28 @@ impl Target {
             }
             Self::File { namespace, path } => ("file".to_owned(), namespace, path.display().to_string()),
         };
-        Named { kind, namespace: namespace.clone().unwrap_or_else(default), name }
+        NamedObject { kind, namespace: namespace.clone().unwrap_or_else(default), name }
     }
 }
 
-impl Named {
+impl NamedObject {
     /// Another object of the same namespace.
     pub fn pod(&self, name: &str) -> Self {
         Self { kind: "pod".to_owned(), namespace: self.namespace.clone(), name: name.to_owned() }
     }
 }
 
-impl std::fmt::Display for Named {
+impl std::fmt::Display for NamedObject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 
 /// There is no such claim: what there is instead.
-pub fn no_claim(view: &ClusterView, named: &Named) -> anyhow::Error {
+pub fn no_claim(view: &ClusterView, named: &NamedObject) -> anyhow::Error {
     let pod = view.pods().any(|pod| pod.at.namespace == named.namespace && pod.at.name == named.name);
     if pod {
-        let Named { namespace, name, .. } = named;
+        let NamedObject { namespace, name, .. } = named;
         return anyhow!(
             "there is no claim {name} in namespace {namespace}, but a pod of that name: ask for pod/{name}"
         );
@@ -151,13 +151,13 @@ pub fn no_claim(view: &ClusterView, named: &Named) -> anyhow::Error {
 }
 
 /// There is no such pod.
-pub fn no_pod(view: &ClusterView, named: &Named) -> anyhow::Error {
+pub fn no_pod(view: &ClusterView, named: &NamedObject) -> anyhow::Error {
     let pods = view.pods().map(|pod| &pod.at);
     nothing(named, pods.map(|pod| (pod.namespace.as_str(), pod.name.as_str())))
 }
 
-fn nothing<'a>(named: &Named, all: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> anyhow::Error {
-    let Named { kind, namespace, name } = named;
+fn nothing<'a>(named: &NamedObject, all: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> anyhow::Error {
+    let NamedObject { kind, namespace, name } = named;
     let there = all.clone().filter(|(of, _)| of == namespace);
     let mut similar: Vec<(usize, &str)> =
         there.clone().filter_map(|(_, other)| Some((distance(name, other)?, other))).collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
-use crate::cluster::Told;
+use crate::cluster::ToldEvent;
 use crate::model::names::{OPT_IN_LABEL, OPT_IN_VALUE};
 
 /// What KAI's users write on pods; the webhook makes a claim of it where it is asked to.
@@ -127,8 +127,8 @@ pub fn ends(pod: &Pod) -> Vec<String> {
 }
 
 /// Of what was told of an object what is worth to be told again, the newest of each reason, the newest last.
-pub fn worth_telling(told: &[Told], is_bound: bool) -> Vec<Told> {
-    let mut worth: Vec<Told> = Vec::new();
+pub fn worth_telling(told: &[ToldEvent], is_bound: bool) -> Vec<ToldEvent> {
+    let mut worth: Vec<ToldEvent> = Vec::new();
     for one in told.iter().filter(|one| one.is_warning && one.reason != OF_CONTROLLER) {
         if is_bound && one.reason == OF_SCHEDULER {
             continue;
@@ -138,7 +138,7 @@ pub fn worth_telling(told: &[Told], is_bound: bool) -> Vec<Told> {
             Some((end, _)) => format!("{}…", &one.message[..end]),
             None => one.message.clone(),
         };
-        worth.push(Told { message, ..one.clone() });
+        worth.push(ToldEvent { message, ..one.clone() });
     }
     worth.drain(..worth.len().saturating_sub(EVENTS_TOLD));
     worth

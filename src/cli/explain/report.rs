@@ -4,16 +4,16 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::carried::Carried;
-use super::find::Named;
-use crate::cluster::Told;
+use super::find::NamedObject;
+use crate::cluster::ToldEvent;
 use crate::cluster::lease::{LeaseName, StoredLease};
-use crate::controller::explain::{Answer, Explained, How, Origin, Place, Preemption};
+use crate::controller::explain::{Answer, ClaimPlace, Explained, How, Origin, Preemption};
 use crate::model::gpu::Placement;
 use crate::model::share::Extent;
 
 #[derive(Debug)]
-pub struct Report {
-    pub named: Named,
+pub struct ExplainReport {
+    pub named: NamedObject,
     pub told: Vec<ExplainedClaim>,
     /// None: it does not matter who leads.
     pub leader: Option<Leader>,
@@ -21,7 +21,7 @@ pub struct Report {
     pub lacks: Vec<String>,
     pub remarks: Vec<String>,
     /// Warnings about it that others told.
-    pub events: Vec<Told>,
+    pub events: Vec<ToldEvent>,
     /// The time of day.
     pub at: Timestamp,
 }
@@ -74,7 +74,7 @@ impl Leader {
     }
 }
 
-impl Report {
+impl ExplainReport {
     pub fn json(&self) -> Value {
         let leader = self.leader.as_ref().map(|leader| match leader.words(self.at) {
             Ok(words) => json!({"leads": true, "words": words}),
@@ -91,7 +91,7 @@ impl Report {
     }
 }
 
-fn event(told: &Told) -> Value {
+fn event(told: &ToldEvent) -> Value {
     json!({"reason": told.reason, "message": told.message, "at": told.at.map(|at| at.to_string())})
 }
 
@@ -148,7 +148,7 @@ fn preemption(told: &Preemption) -> Value {
         "pods": pods.collect::<Vec<_>>(), "budgets": told.prospect.budgets()})
 }
 
-fn place(place: &Place) -> Value {
+fn place(place: &ClaimPlace) -> Value {
     let devices = place.devices.iter().map(|part| {
         let (share, by_scheduler) = match &part.how {
             How::Whole => (Value::Null, false),

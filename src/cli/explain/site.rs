@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::DeviceClass;
 
 use super::super::reach::BINDING;
-use super::classes::Named;
+use super::classes::NamedClasses;
 use super::file::FileObjects;
 use crate::cli::as_controller::AsControllerArgs;
 use crate::cluster::feed::{Change, WatchEvent};
@@ -18,7 +18,7 @@ use crate::controller::explain::{Listing, may_not};
 use crate::model::names::HOLD_LABEL;
 use crate::model::time::Moment;
 
-pub struct Site {
+pub struct ClusterSite {
     pub core: Core,
     pub listing: Listing,
     /// Words about what the caller may not see, and what is odd.
@@ -29,7 +29,7 @@ pub struct Site {
     pub quotas_denied: bool,
 }
 
-impl Site {
+impl ClusterSite {
     /// `rules`: how the controller decides. `namespace`: that of what is asked about. `file`: what is asked about as if it were there.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Site {
     ) -> Result<Self, CallError> {
         let mut core = controller.core(rules);
         let mut listing = Listing::new(namespace);
-        let (mut holders, mut in_cluster, mut named) = (BTreeSet::new(), Vec::new(), Named::default());
+        let (mut holders, mut in_cluster, mut named) = (BTreeSet::new(), Vec::new(), NamedClasses::default());
         let denied = cluster
             .tour(namespace, |mut change| {
                 holders.extend(holder(&change));

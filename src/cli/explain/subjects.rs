@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::find::{self, Named};
+use super::find::{self, NamedObject};
 use super::pod::{self, Template};
-use super::site::Site;
-use crate::cluster::{CallError, KubeCluster, Told, Workload, WorkloadKind};
+use super::site::ClusterSite;
+use crate::cluster::{CallError, KubeCluster, ToldEvent, Workload, WorkloadKind};
 use crate::controller::explain::{Subject, quota};
 use crate::model::names::PodUid;
 
@@ -23,14 +23,14 @@ pub struct Subjects {
     pub lacks: Vec<String>,
     pub remarks: Vec<String>,
     /// What was told of it.
-    pub events: Vec<Told>,
+    pub events: Vec<ToldEvent>,
 }
 
 impl Subjects {
     /// Of one of several pods.
     fn of(self, pod: &str) -> Self {
         let with = |all: Vec<String>| all.into_iter().map(|words| format!("pod {pod}: {words}")).collect();
-        let told = |one: Told| Told { message: format!("pod {pod}: {}", one.message), ..one };
+        let told = |one: ToldEvent| ToldEvent { message: format!("pod {pod}: {}", one.message), ..one };
         Self {
             lacks: with(self.lacks),
             remarks: with(self.remarks),
@@ -49,7 +49,7 @@ impl Subjects {
 
 /// # Errors
 /// There is no such claim.
-pub fn of_claim(site: &Site, named: &Named) -> anyhow::Result<Subjects> {
+pub fn of_claim(site: &ClusterSite, named: &NamedObject) -> anyhow::Result<Subjects> {
     let claim = site.core.view.claim_named(&named.namespace, &named.name);
     let claim = claim.map(|claim| claim.key).ok_or_else(|| find::no_claim(&site.core.view, named))?;
     Ok(Subjects { subjects: vec![Subject::Claim(claim)], ..Subjects::default() })
@@ -57,7 +57,11 @@ pub fn of_claim(site: &Site, named: &Named) -> anyhow::Result<Subjects> {
 
 /// # Errors
 /// There is no such pod, or the API server does not answer.
-pub async fn of_pod_named(cluster: &KubeCluster, site: &Site, named: &Named) -> anyhow::Result<Subjects> {
+pub async fn of_pod_named(
+    cluster: &KubeCluster,
+    site: &ClusterSite,
+    named: &NamedObject,
+) -> anyhow::Result<Subjects> {
     let object = match cluster.pod_named(&named.namespace, &named.name).await {
         Ok(object) => object,
         Err(CallError::NotFound { .. }) => return Err(find::no_pod(&site.core.view, named)),
@@ -67,7 +71,7 @@ pub async fn of_pod_named(cluster: &KubeCluster, site: &Site, named: &Named) -> 
 }
 
 /// The claims of a pod, and what it lacks.
-async fn of_pod(cluster: &KubeCluster, site: &Site, object: &Pod) -> anyhow::Result<Subjects> {
+async fn of_pod(cluster: &KubeCluster, site: &ClusterSite, object: &Pod) -> anyhow::Result<Subjects> {
     let meta = &object.metadata;
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     let spec = object.spec.as_ref();
@@ -110,7 +114,7 @@ async fn of_pod(cluster: &KubeCluster, site: &Site, object: &Pod) -> anyhow::Res
 }
 
 /// What the view knows of a pod: its claims, and its limits without one.
-pub fn of_view(site: &Site, object: &Pod) -> Subjects {
+pub fn of_view(site: &ClusterSite, object: &Pod) -> Subjects {
     let mut asked = Subjects::default();
     let view = &site.core.view;
     let uid = PodUid::new(object.metadata.uid.clone().unwrap_or_default());
@@ -141,7 +145,7 @@ pub fn of_view(site: &Site, object: &Pod) -> Subjects {
 /// The templates of which the pod has no claim yet.
 async fn looked_up(
     cluster: &KubeCluster,
-    site: &Site,
+    site: &ClusterSite,
     namespace: &str,
     object: &Pod,
 ) -> anyhow::Result<BTreeMap<String, Template>> {
@@ -163,7 +167,7 @@ async fn looked_up(
 }
 
 /// Who may not list events is told none.
-async fn told_of(cluster: &KubeCluster, namespace: &str, uid: &str) -> Result<Vec<Told>, CallError> {
+async fn told_of(cluster: &KubeCluster, namespace: &str, uid: &str) -> Result<Vec<ToldEvent>, CallError> {
     match cluster.told_of(namespace, uid).await {
         Err(CallError::Forbidden { .. }) => Ok(Vec::new()),
         told => told,
@@ -176,9 +180,9 @@ async fn told_of(cluster: &KubeCluster, namespace: &str, uid: &str) -> Result<Ve
 /// There is no such workload, or the API server does not answer.
 pub async fn of_workload(
     cluster: &KubeCluster,
-    site: &Site,
+    site: &ClusterSite,
     kind: WorkloadKind,
-    named: &Named,
+    named: &NamedObject,
 ) -> anyhow::Result<Subjects> {
     let for_people = super::super::reach::for_people;
     let workload = match cluster.workload(kind, &named.namespace, &named.name).await {
@@ -228,7 +232,7 @@ pub async fn of_workload(
 }
 
 /// The pods to explain, and how many more wait.
-fn chosen(site: &Site, makers: &[Workload]) -> (Vec<Pod>, usize) {
+fn chosen(site: &ClusterSite, makers: &[Workload]) -> (Vec<Pod>, usize) {
     let is_made = |pod: &&Pod| {
         let owners = pod.metadata.owner_references.iter().flatten();
         owners

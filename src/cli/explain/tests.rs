@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 
 use super::carried::{Carried, carried};
 use super::draw::{Rows, draw};
-use super::find::{Named, Target, no_claim, no_pod};
+use super::find::{ExplainTarget, NamedObject, no_claim, no_pod};
 use super::pod::{Template, ended, lacks};
-use super::report::{ExplainedClaim, Leader, Report};
-use super::{ExplainArgs, Output};
+use super::report::{ExplainReport, ExplainedClaim, Leader};
+use super::{ExplainArgs, ExplainOutput};
 use crate::cli::as_controller::AsControllerArgs;
 use crate::cli::reach::ReachArgs;
 use crate::cluster::WorkloadKind;
@@ -27,7 +27,7 @@ fn args(what: &str, namespace: Option<&str>) -> ExplainArgs {
         name: None,
         filename: None,
         namespace: namespace.map(str::to_owned),
-        output: Output::Table,
+        output: ExplainOutput::Table,
         controller: AsControllerArgs {
             policy: "pack".to_owned(),
             never_hold: None,
@@ -120,13 +120,13 @@ fn large(nodes: i64) -> Core {
     core
 }
 
-fn report(core: &mut Core, name: &str) -> Report {
+fn report(core: &mut Core, name: &str) -> ExplainReport {
     let claim = core.view.claim_named("ml", name).unwrap().key;
     let told = explain(core, &Listing::default(), &[Subject::Claim(claim)], NOW)
         .into_iter()
         .map(|explained| ExplainedClaim { explained, carried: vec![] });
-    Report {
-        named: Named { kind: "claim".to_owned(), namespace: "ml".to_owned(), name: name.to_owned() },
+    ExplainReport {
+        named: NamedObject { kind: "claim".to_owned(), namespace: "ml".to_owned(), name: name.to_owned() },
         told: told.collect(),
         leader: None,
         lacks: vec![],
@@ -164,13 +164,13 @@ NODE        VERDICT
 fn names_of_claims_and_pods_are_told_apart() {
     let claim = |namespace: Option<&str>, name: &str| {
         let namespace = namespace.map(str::to_owned);
-        Some(Target::Claim { namespace, name: name.to_owned() })
+        Some(ExplainTarget::Claim { namespace, name: name.to_owned() })
     };
     let pod = |namespace: Option<&str>| {
-        Some(Target::Pod { namespace: namespace.map(str::to_owned), name: "a".to_owned() })
+        Some(ExplainTarget::Pod { namespace: namespace.map(str::to_owned), name: "a".to_owned() })
     };
     let workload =
-        |kind| Some(Target::Workload { kind, namespace: Some("ml".to_owned()), name: "a".to_owned() });
+        |kind| Some(ExplainTarget::Workload { kind, namespace: Some("ml".to_owned()), name: "a".to_owned() });
     for (what, namespace, expected) in [
         ("a", None, claim(None, "a")),
         ("a", Some("ml"), claim(Some("ml"), "a")),
@@ -191,15 +191,16 @@ fn names_of_claims_and_pods_are_told_apart() {
         ("a/b/c", None, None),
         ("a b", None, None),
     ] {
-        assert_eq!(Target::parse(&args(what, namespace)).ok(), expected, "{what} {namespace:?}");
+        assert_eq!(ExplainTarget::parse(&args(what, namespace)).ok(), expected, "{what} {namespace:?}");
     }
-    let two =
-        |kind: &str| Target::parse(&ExplainArgs { name: Some("a".to_owned()), ..args(kind, Some("ml")) });
+    let two = |kind: &str| {
+        ExplainTarget::parse(&ExplainArgs { name: Some("a".to_owned()), ..args(kind, Some("ml")) })
+    };
     assert_eq!(two("pod").ok(), pod(Some("ml")));
     assert_eq!(two("deploy").ok(), workload(WorkloadKind::Deployment));
     let words = two("service").unwrap_err().to_string();
     assert!(words.contains("\"service\" is not a kind that can be explained; give pod, "), "{words}");
-    let words = Target::parse(&args("ml/a", Some("team"))).unwrap_err().to_string();
+    let words = ExplainTarget::parse(&args("ml/a", Some("team"))).unwrap_err().to_string();
     assert!(words.contains("-n team name two namespaces"), "{words}");
 }
 
@@ -211,7 +212,7 @@ fn what_is_not_there_is_told_with_what_is() {
     other["metadata"]["uid"] = json!("other");
     listed(&mut core, Change::Claim, vec![claim("infer-gpu-x7k2p", "1Gi"), claim("tran", "1Gi"), other]);
     listed(&mut core, Change::Pod, vec![pod("web", "tran")]);
-    let named = |kind: &str, namespace: &str, name: &str| Named {
+    let named = |kind: &str, namespace: &str, name: &str| NamedObject {
         kind: kind.to_owned(),
         namespace: namespace.to_owned(),
         name: name.to_owned(),

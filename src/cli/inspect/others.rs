@@ -26,17 +26,17 @@ pub struct ControllerState {
 struct Controller {
     leading: bool,
     complete: bool,
-    waiting: Waiting,
+    waiting: WaitingPods,
     plans: usize,
     /// `node/device` → in which phase its hold is.
     holds: BTreeMap<String, String>,
-    kept: Vec<Kept>,
+    kept: Vec<KeptRoom>,
     contested: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Waiting {
+struct WaitingPods {
     pods: usize,
     by_reason: BTreeMap<String, usize>,
 }
@@ -44,7 +44,7 @@ struct Waiting {
 /// Room that is kept for a pod that waits.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Kept {
+struct KeptRoom {
     namespace: String,
     #[serde(rename = "for")]
     pod: String,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::cli::state::{DeviceFault, Holder, MigModeOn, NodeState};
+use crate::cli::state::{DeviceFault, MigModeOn, NodeState, RecordedClaim};
 use crate::cli::table::{NONE, listed, or_none, render};
 use crate::inventory::Inventory;
 use crate::model::gpu::{Device, Gpu, Health, Memory, MigMode, NodeGpus};
@@ -145,7 +145,7 @@ pub(super) fn daemons(gpus: &NodeGpus, daemons: &[DaemonState]) -> String {
 
 fn devices(gpus: &NodeGpus, state: &NodeState, width: Width) -> String {
     let mut header = vec!["DEVICE", "TYPE", "PRODUCT", "PROFILE", "MEMORY"];
-    header.extend(Offer::HEADER);
+    header.extend(OfferCells::HEADER);
     header.extend(["HEALTH", "HELD BY"]);
     if width == Width::Wide {
         header.extend(["UUID", "PCI", "NUMA"]);
@@ -161,7 +161,7 @@ fn devices(gpus: &NodeGpus, state: &NodeState, width: Width) -> String {
             or_none(profile(&device)),
             memory(&device),
         ];
-        row.extend(Offer::of(&device, &state.slices.offered).cells());
+        row.extend(OfferCells::of(&device, &state.slices.offered).cells());
         row.extend([health(&gpu.health).to_owned(), listed(held)]);
         if width == Width::Wide {
             let numa = gpu.pci.numa_node.map(|node| node.to_string());
@@ -192,7 +192,7 @@ pub fn profile(device: &Device<'_>) -> Option<String> {
 
 /// What is offered of a device, as it stands in a row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Offer {
+pub struct OfferCells {
     /// For all shares together.
     pub shareable: Option<String>,
     /// Blocks of client slots, and processes in each.
@@ -200,7 +200,7 @@ pub struct Offer {
     pub isolation: Option<&'static str>,
 }
 
-impl Offer {
+impl OfferCells {
     pub const HEADER: [&'static str; 3] = ["SHAREABLE", "SLOTS", "ISOLATION"];
 
     /// `offered` is by board.
@@ -275,7 +275,7 @@ fn health(health: &Health) -> &'static str {
 }
 
 /// `namespace/claim (Whole)` by device; with the phase where a claim is not ready.
-fn holders(claims: &[Holder]) -> BTreeMap<DeviceName, Vec<String>> {
+fn holders(claims: &[RecordedClaim]) -> BTreeMap<DeviceName, Vec<String>> {
     let mut by_device = BTreeMap::<_, Vec<_>>::new();
     for holder in claims {
         let claim = &holder.intent.claim;
@@ -374,7 +374,7 @@ fn mig_modes(gpus: &NodeGpus, on: &[MigModeOn]) -> Vec<String> {
 }
 
 /// Devices that claims hold and that the node does not have (any more).
-fn held_but_gone(gpus: &NodeGpus, claims: &[Holder]) -> Vec<String> {
+fn held_but_gone(gpus: &NodeGpus, claims: &[RecordedClaim]) -> Vec<String> {
     let present = gpus.devices();
     let gone = |(device, holders): (&DeviceName, &Vec<String>)| {
         let here = present.contains_key(device);

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::report::{Cdi, Given, Offer, Planned, Report, Step, Verdict, is_made};
-use super::site::Site;
+use super::report::{
+    AllocatedDevice, Cdi, DeviceOffer, PlanReport, PlanResult, Planned, PlannedStep, is_made,
+};
+use super::site::NodeSite;
 use super::{DriverArgs, driver, why};
-use crate::cli::Usage;
+use crate::cli::UsageError;
 use crate::cli::inspect::{OfferCells, kind, only_whole, profile};
 use crate::cli::manifest::Manifest;
 use crate::cluster::ClaimError;
@@ -28,12 +30,12 @@ const MPS_DIR: &str = "/run/tranche/mps";
 ///
 /// # Errors
 /// The claim is no claim at all.
-pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Report, Usage> {
-    let mut report = Report {
+pub fn decide(manifest: &Manifest, site: &NodeSite, args: &DriverArgs) -> Result<PlanReport, UsageError> {
+    let mut report = PlanReport {
         claim: manifest.claim.clone(),
         node: site.node.clone(),
         allocation: Vec::new(),
-        verdict: Verdict::Refused { message: String::new() },
+        verdict: PlanResult::Refused { message: String::new() },
         notes: site.notes.clone(),
     };
     if manifest.is_of_template {
@@ -60,10 +62,10 @@ pub fn decide(manifest: &Manifest, site: &Site, args: &DriverArgs) -> Result<Rep
             report.allocation = claim.results.iter().map(|result| given(&claim, result)).collect();
             let planned =
                 found(&site.inventory).and_then(|gpus| planned(&claim, gpus, site, args, &mut report.notes));
-            planned.unwrap_or_else(|refused| Verdict::Refused { message: error_chain(&refused) })
+            planned.unwrap_or_else(|refused| PlanResult::Refused { message: error_chain(&refused) })
         }
         Err(ClaimError::NotAllocated { .. }) => not_allocated(manifest, site, &mut report.notes),
-        Err(other) => Verdict::Refused { message: error_chain(&other) },
+        Err(other) => PlanResult::Refused { message: error_chain(&other) },
     };
     Ok(report)
 }
@@ -81,10 +83,10 @@ fn found(inventory: &Inventory) -> Result<&NodeGpus, PrepareError> {
 fn planned(
     claim: &AllocatedClaim,
     gpus: &NodeGpus,
-    site: &Site,
+    site: &NodeSite,
     args: &DriverArgs,
     notes: &mut Vec<String>,
-) -> Result<Verdict, PrepareError> {
+) -> Result<PlanResult, PrepareError> {
     let refused = |refusal| PrepareError::from(ExecuteError::Refused(refusal));
     notes.extend(own_record(claim, site));
     let pool = PoolName::Published(site.node.clone());
@@ -106,7 +108,7 @@ fn planned(
 }
 
 /// What the ledger says of this very claim.
-fn own_record(claim: &AllocatedClaim, site: &Site) -> Option<String> {
+fn own_record(claim: &AllocatedClaim, site: &NodeSite) -> Option<String> {
     let own = site.held.iter().find(|holder| holder.intent.claim.uid == claim.claim.uid)?;
     let recorded: BTreeSet<_> = own.intent.devices.iter().map(|device| &device.answer.device).collect();
     let allocated: BTreeSet<_> = claim.results.iter().map(|result| &result.device).collect();
@@ -122,13 +124,13 @@ fn own_record(claim: &AllocatedClaim, site: &Site) -> Option<String> {
     })
 }
 
-fn told(claim: &AllocatedClaim, targets: &[Target<'_>], plan: Plan) -> Verdict {
+fn told(claim: &AllocatedClaim, targets: &[Target<'_>], plan: Plan) -> PlanResult {
     let devices = targets.iter().zip(&plan.intent.devices);
     let devices = devices.map(|(target, held)| device(claim, target, &held.answer.cdi_ids)).collect();
     let steps = plan.intent.steps.iter().map(step).collect();
     let file = serde_json::from_str(&plan.cdi.content).unwrap_or_default();
     let cdi = Cdi { file_name: plan.cdi.file_name, ids: plan.cdi.ids, file, content: plan.cdi.content };
-    Verdict::Planned { devices, steps, cdi }
+    PlanResult::Planned { devices, steps, cdi }
 }
 
 fn device(claim: &AllocatedClaim, target: &Target<'_>, cdi_ids: &[String]) -> Planned {
@@ -162,7 +164,7 @@ fn because(claim: &AllocatedClaim, target: &Target<'_>) -> String {
     }
 }
 
-fn step(step: &ledger::Step) -> Step {
+fn step(step: &ledger::Step) -> PlannedStep {
     let (does, undo) = match step {
         ledger::Step::MakeMig { gpu, place, .. } => {
             let at = place.placement;
@@ -184,10 +186,10 @@ fn step(step: &ledger::Step) -> Step {
         }
         ledger::Step::WriteCdi { file } => (format!("write {file}"), "remove it"),
     };
-    Step { does, undo: undo.to_owned() }
+    PlannedStep { does, undo: undo.to_owned() }
 }
 
-fn given(claim: &AllocatedClaim, result: &Allocated) -> Given {
+fn given(claim: &AllocatedClaim, result: &Allocated) -> AllocatedDevice {
     // What is wrong with a grant is the refusal's to say.
     let granted = params::grant_of(claim, result).ok().flatten();
     let access = match (&result.access, granted) {
@@ -207,7 +209,7 @@ fn given(claim: &AllocatedClaim, result: &Allocated) -> Given {
             format!("Share ({})", consumed.join(", "))
         }
     };
-    Given {
+    AllocatedDevice {
         request: result.request.to_string(),
         pool: result.pool.to_string(),
         device: result.device.to_string(),
@@ -215,7 +217,7 @@ fn given(claim: &AllocatedClaim, result: &Allocated) -> Given {
     }
 }
 
-fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> Verdict {
+fn not_allocated(manifest: &Manifest, site: &NodeSite, notes: &mut Vec<String>) -> PlanResult {
     notes.extend(manifest.problems());
     let requests = manifest.asked();
     let offers = match found(&site.inventory) {
@@ -237,13 +239,13 @@ fn not_allocated(manifest: &Manifest, site: &Site, notes: &mut Vec<String>) -> V
             Vec::new()
         }
     };
-    Verdict::NotAllocated { requests, offers }
+    PlanResult::NotAllocated { requests, offers }
 }
 
 /// The node's devices by type, product and profile, with those that no claim holds. `made`: only what the controller can
 /// have made.
-fn offers(gpus: &NodeGpus, site: &Site, made: bool) -> Vec<Offer> {
-    let mut by_type = BTreeMap::<_, Offer>::new();
+fn offers(gpus: &NodeGpus, site: &NodeSite, made: bool) -> Vec<DeviceOffer> {
+    let mut by_type = BTreeMap::<_, DeviceOffer>::new();
     let asked_for = |device: &Device<'_>| match device {
         // No request asks for a board that is cut.
         Device::Parent(_) => false,
@@ -254,7 +256,7 @@ fn offers(gpus: &NodeGpus, site: &Site, made: bool) -> Vec<Offer> {
         let (kind, product, profile) = (kind(&device), device.gpu().product_name.clone(), profile(&device));
         let shares = OfferCells::of(&device, &site.offered);
         let key = (kind, product.clone(), profile.clone(), shares.clone());
-        let offer = by_type.entry(key).or_insert_with(|| Offer {
+        let offer = by_type.entry(key).or_insert_with(|| DeviceOffer {
             kind,
             product,
             profile,
@@ -273,7 +275,7 @@ fn offers(gpus: &NodeGpus, site: &Site, made: bool) -> Vec<Offer> {
 
 /// The claim by which kube-scheduler has a MIG device of the board that was made for it: the controller leaves the board
 /// alone.
-fn schedulers<'a>(gpu: &Gpu, site: &'a Site) -> Option<&'a Intent> {
+fn schedulers<'a>(gpu: &Gpu, site: &'a NodeSite) -> Option<&'a Intent> {
     let intents = site.held.iter().map(|holder| &holder.intent);
     let mut made = intents.filter(|intent| intent.places().any(|(board, _)| *board == gpu.uuid));
     made.find(|intent| {
@@ -281,7 +283,7 @@ fn schedulers<'a>(gpu: &Gpu, site: &'a Site) -> Option<&'a Intent> {
     })
 }
 
-fn is_held(device: &Device<'_>, site: &Site) -> bool {
+fn is_held(device: &Device<'_>, site: &NodeSite) -> bool {
     if let (Device::Place { place, .. }, MigMode::OnDemand(cut)) = (device, &device.gpu().mig) {
         let own = place.place.placement;
         // Nothing can be made of a board that somebody has switched off.

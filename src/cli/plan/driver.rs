@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::DriverArgs;
 use crate::cdi::{
-    Arch, CdiNodes, DeviceNode, DeviceNodes, DriverFiles, HostPath, Node, NodeState, RootFiles,
+    Arch, CdiNodes, DeviceNode, DeviceNodeState, DeviceNodes, DriverFiles, DriverNode, HostPath, RootFiles,
 };
 use crate::host::driver_root::{DriverError, DriverRootCache};
 use crate::node::config::Roots;
@@ -35,7 +35,7 @@ pub fn found(
 
 /// A driver without files, whose device nodes are all there under their usual names.
 pub fn stand_in(version: &str, wanted: &[CdiNodes]) -> DriverFiles {
-    let nodes = Node::CONTROL.into_iter().chain(wanted.iter().flat_map(CdiNodes::nodes));
+    let nodes = DriverNode::CONTROL.into_iter().chain(wanted.iter().flat_map(CdiNodes::nodes));
     let nodes: BTreeMap<_, _> = nodes.map(|node| (node, present(node))).collect();
     let root = RootFiles {
         version: version.to_owned(),
@@ -48,18 +48,18 @@ pub fn stand_in(version: &str, wanted: &[CdiNodes]) -> DriverFiles {
     DriverFiles { root: Arc::new(root), nodes: DeviceNodes(nodes) }
 }
 
-fn present(node: Node) -> DeviceNode {
+fn present(node: DriverNode) -> DeviceNode {
     let path = match node {
         // The kernel alone knows the number behind nvidia-cap.
-        Node::GpuInstance { gpu, instance } => {
+        DriverNode::GpuInstance { gpu, instance } => {
             format!("/dev/nvidia-caps/nvidia-cap-of-gpu{gpu}-gi{instance}")
         }
-        Node::ComputeInstance { gpu, instance, compute } => {
+        DriverNode::ComputeInstance { gpu, instance, compute } => {
             format!("/dev/nvidia-caps/nvidia-cap-of-gpu{gpu}-gi{instance}-ci{compute}")
         }
         plain => format!("/dev/{plain}"),
     };
     let host = HostPath { inside: path.clone().into(), host: path.clone() };
     // A node that is present is written by its path; its numbers are the runtime's to find.
-    DeviceNode { container: path, host, major: 0, minor: 0, state: NodeState::Present }
+    DeviceNode { container: path, host, major: 0, minor: 0, state: DeviceNodeState::Present }
 }

@@ -15,22 +15,22 @@ const NONE_IS_CUT: &str = "No GPU of this node is set to be cut into MIG devices
                            can be made here.";
 
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct PlanReport {
     pub claim: ClaimRef,
     pub node: NodeName,
     /// Our driver's results, as the allocation has them.
-    pub allocation: Vec<Given>,
+    pub allocation: Vec<AllocatedDevice>,
     #[serde(flatten)]
-    pub verdict: Verdict,
+    pub verdict: PlanResult,
     pub notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "result", rename_all_fields = "camelCase")]
-pub enum Verdict {
+pub enum PlanResult {
     Planned {
         devices: Vec<Planned>,
-        steps: Vec<Step>,
+        steps: Vec<PlannedStep>,
         cdi: Cdi,
     },
     /// What kubelet would be told, and the pod's events would show.
@@ -39,12 +39,12 @@ pub enum Verdict {
     },
     NotAllocated {
         requests: Vec<RequestedDevices>,
-        offers: Vec<Offer>,
+        offers: Vec<DeviceOffer>,
     },
 }
 
 #[derive(Debug, Serialize)]
-pub struct Given {
+pub struct AllocatedDevice {
     pub request: String,
     pub pool: String,
     pub device: String,
@@ -69,7 +69,7 @@ pub struct Planned {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Step {
+pub struct PlannedStep {
     pub does: String,
     pub undo: String,
 }
@@ -86,7 +86,7 @@ pub struct Cdi {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Offer {
+pub struct DeviceOffer {
     #[serde(rename = "type")]
     pub kind: &'static str,
     pub product: String,
@@ -98,22 +98,22 @@ pub struct Offer {
     pub free: Vec<DeviceName>,
 }
 
-impl Report {
+impl PlanReport {
     pub fn text(&self) -> String {
         let claim = format!("{}/{}", self.claim.namespace, self.claim.name);
         let head = [claim, self.claim.uid.to_string(), self.node.to_string(), self.verdict.word().to_owned()];
         let mut parts = vec![render(&["CLAIM", "UID", "NODE", "RESULT"], [head])];
         match &self.verdict {
-            Verdict::Planned { devices, steps, cdi } => {
+            PlanResult::Planned { devices, steps, cdi } => {
                 parts.extend([planned(devices), stepped(steps), ids(cdi)]);
             }
-            Verdict::Refused { message } => {
+            PlanResult::Refused { message } => {
                 if !self.allocation.is_empty() {
                     parts.push(allocation(&self.allocation));
                 }
                 parts.push(format!("Kubelet is told:\n  {message}\n"));
             }
-            Verdict::NotAllocated { requests, offers } => {
+            PlanResult::NotAllocated { requests, offers } => {
                 parts.push(asked(requests));
                 let chooses = format!("{} the devices once a pod uses the claim.", chooses(requests));
                 match (is_made(requests), offers.is_empty()) {
@@ -140,17 +140,17 @@ impl Report {
     /// The CDI file's text; empty where none would be written.
     pub fn cdi_file(&self) -> &str {
         match &self.verdict {
-            Verdict::Planned { cdi, .. } => &cdi.content,
-            Verdict::Refused { .. } | Verdict::NotAllocated { .. } => "",
+            PlanResult::Planned { cdi, .. } => &cdi.content,
+            PlanResult::Refused { .. } | PlanResult::NotAllocated { .. } => "",
         }
     }
 
     /// What is to be said beside the CDI file.
     pub fn remarks(&self) -> String {
         let verdict = match &self.verdict {
-            Verdict::Planned { .. } => String::new(),
-            Verdict::Refused { message } => format!("refused: {message}\n"),
-            Verdict::NotAllocated { .. } => {
+            PlanResult::Planned { .. } => String::new(),
+            PlanResult::Refused { message } => format!("refused: {message}\n"),
+            PlanResult::NotAllocated { .. } => {
                 format!("{}: there is no CDI file to show\n", self.verdict.word())
             }
         };
@@ -162,7 +162,7 @@ impl Report {
     }
 }
 
-impl Verdict {
+impl PlanResult {
     fn word(&self) -> &'static str {
         match self {
             Self::Planned { .. } => "can be prepared",
@@ -189,7 +189,7 @@ fn planned(devices: &[Planned]) -> String {
     render(&header, rows)
 }
 
-fn stepped(steps: &[Step]) -> String {
+fn stepped(steps: &[PlannedStep]) -> String {
     let rows = steps.iter().enumerate();
     let rows = rows.map(|(index, step)| [(index + 1).to_string(), step.does.clone(), step.undo.clone()]);
     render(&["STEP", "DOES", "UNDO"], rows)
@@ -199,7 +199,7 @@ fn ids(cdi: &Cdi) -> String {
     render(&["CDI DEVICE"], cdi.ids.iter().map(|id| [id.clone()]))
 }
 
-fn allocation(results: &[Given]) -> String {
+fn allocation(results: &[AllocatedDevice]) -> String {
     let rows = results.iter().map(|result| {
         [result.request.clone(), result.pool.clone(), result.device.clone(), result.access.clone()]
     });
@@ -235,7 +235,7 @@ fn asked(requests: &[RequestedDevices]) -> String {
     render(&["REQUEST", "CLASS", "COUNT", "CAPACITY", "ACCESS", "SELECTORS"], rows)
 }
 
-fn offered(offers: &[Offer]) -> String {
+fn offered(offers: &[DeviceOffer]) -> String {
     let rows = offers.iter().map(|offer| {
         let free: Vec<_> = offer.free.iter().map(DeviceName::as_str).collect();
         let what = [offer.kind.to_owned(), offer.product.clone(), or_none(offer.profile.clone())];

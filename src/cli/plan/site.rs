@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::PlanArgs;
 use crate::cli::manifest::Manifest;
 use crate::cli::reading::{cause, parse, read, typed, unreadable};
-use crate::cli::state::{Holder, NodeState};
-use crate::cli::{Usage, inspect};
+use crate::cli::state::{NodeState, RecordedClaim};
+use crate::cli::{UsageError, inspect};
 use crate::inventory::Inventory;
 use crate::ledger;
 use crate::model::names::{DeviceName, NodeName};
@@ -19,10 +19,10 @@ use crate::sharing::SharingPolicy;
 use crate::slices::{self, Offer, Offered};
 
 /// See the module's text.
-pub struct Site {
+pub struct NodeSite {
     pub node: NodeName,
     pub inventory: Inventory,
-    pub held: Vec<Holder>,
+    pub held: Vec<RecordedClaim>,
     /// How each board is offered.
     pub offered: BTreeMap<DeviceName, Offered>,
     /// What had to be assumed.
@@ -30,7 +30,7 @@ pub struct Site {
 }
 
 /// Gathers what was given, and asks the running plugin for the rest.
-pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
+pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<NodeSite> {
     let mut notes = Vec::new();
     let (mut state, knows_claims) = match &args.gpus {
         Some(path) => from_file(path)?,
@@ -58,11 +58,11 @@ pub fn find(args: &PlanArgs, manifest: &Manifest) -> anyhow::Result<Site> {
     if let (true, Inventory::Found(gpus)) = (offered.is_empty(), &state.inventory) {
         offered = slices::offered(gpus, Offer::Shares(&SharingPolicy::default()));
     }
-    Ok(Site { node: NodeName::new(node), inventory: state.inventory, held: state.claims, offered, notes })
+    Ok(NodeSite { node: NodeName::new(node), inventory: state.inventory, held: state.claims, offered, notes })
 }
 
 /// A whole state, the inventory of one, or the GPUs alone. True: it tells of claims, too.
-fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
+fn from_file(path: &Path) -> Result<(NodeState, bool), UsageError> {
     let name = path.display().to_string();
     let value = parse(&read(path)?, &name)?;
     if value.get("inventory").is_some() {
@@ -75,7 +75,7 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
     } else if has("Found") || has("Unavailable") || value == "Unknown" {
         of_node(&value, &name)?
     } else {
-        return Err(Usage(format!(
+        return Err(UsageError(format!(
             "{name} does not list a node's GPUs: it has neither inventory nor gpus; use what tranche inspect \
              -o json prints"
         )));
@@ -83,18 +83,20 @@ fn from_file(path: &Path) -> Result<(NodeState, bool), Usage> {
     Ok((NodeState { inventory, ..NodeState::default() }, false))
 }
 
-fn of_node<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, Usage> {
+fn of_node<T: DeserializeOwned>(value: &Value, name: &str) -> Result<T, UsageError> {
     typed(value).map_err(|words| {
-        Usage(format!("{name} does not list a node's GPUs: {words}; use what tranche inspect -o json prints"))
+        UsageError(format!(
+            "{name} does not list a node's GPUs: {words}; use what tranche inspect -o json prints"
+        ))
     })
 }
 
 /// Every record in the folder, or in its subfolder `ledger` if it is the plugin's state folder.
-fn records(folder: &Path) -> Result<Vec<Holder>, Usage> {
+fn records(folder: &Path) -> Result<Vec<RecordedClaim>, UsageError> {
     let below = folder.join("ledger");
     let folder = if below.is_dir() { &below } else { folder };
     let unreadable = |error: std::io::Error| {
-        Usage(format!("cannot read the ledger {}: {}", folder.display(), cause(&error)))
+        UsageError(format!("cannot read the ledger {}: {}", folder.display(), cause(&error)))
     };
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
@@ -107,10 +109,10 @@ fn records(folder: &Path) -> Result<Vec<Holder>, Usage> {
     paths.iter().map(|path| record(path)).collect()
 }
 
-fn record(path: &Path) -> Result<Holder, Usage> {
+fn record(path: &Path) -> Result<RecordedClaim, UsageError> {
     let bytes = fs::read(path).map_err(|error| unreadable(&path.display().to_string(), &error))?;
     let record = ledger::decode(&bytes)
-        .map_err(|damage| Usage(format!("the ledger record {} is damaged: {damage}", path.display())))?
+        .map_err(|damage| UsageError(format!("the ledger record {} is damaged: {damage}", path.display())))?
         .record;
-    Ok(Holder { phase: format!("{:?}", record.phase), intent: record.intent })
+    Ok(RecordedClaim { phase: format!("{:?}", record.phase), intent: record.intent })
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::super::top::map::{Holder, Map, Node, Part, Row};
+use super::super::top::map::{ClaimShare, DeviceRow, HeldAmount, Map, NodeMap};
 use crate::allocate::Placement;
-use crate::controller::explain::rebalance::{Help, Waits};
+use crate::controller::explain::rebalance::{Help, HelpedUnit};
 
 /// Nodes that pods would leave or come to, before and after.
-pub fn maps(all: &Map, waits: &[Waits]) -> (Map, Map) {
+pub fn maps(all: &Map, waits: &[HelpedUnit]) -> (Map, Map) {
     let mut names: BTreeSet<&str> = BTreeSet::new();
     for found in waits.iter().filter_map(proposed) {
         names.insert(found.node.as_str());
@@ -22,7 +22,7 @@ pub fn maps(all: &Map, waits: &[Waits]) -> (Map, Map) {
         for moved in &found.moves {
             let name = &moved.pod.name;
             let is_its =
-                |holder: &Holder| holder.namespace == moved.pod.namespace && holder.pods.contains(name);
+                |holder: &ClaimShare| holder.namespace == moved.pod.namespace && holder.pods.contains(name);
             for row in after.nodes.iter_mut().flat_map(|node| &mut node.devices) {
                 row.claims.retain(|holder| !is_its(holder));
             }
@@ -32,11 +32,11 @@ pub fn maps(all: &Map, waits: &[Waits]) -> (Map, Map) {
             put(&mut after, &pod.namespace, &pod.name, place);
         }
     }
-    after.nodes.iter_mut().for_each(Node::close);
+    after.nodes.iter_mut().for_each(NodeMap::close);
     (before, after)
 }
 
-fn proposed(one: &Waits) -> Option<&crate::controller::moves::Proposed> {
+fn proposed(one: &HelpedUnit) -> Option<&crate::controller::moves::Proposed> {
     match &one.help {
         Help::Moves(found) => Some(found),
         Help::Fits | Help::None(_) | Help::Spent(_) | Help::Later => None,
@@ -50,13 +50,13 @@ fn put(map: &mut Map, namespace: &str, pod: &str, place: &Placement) {
         let Some(row) = node.devices.iter_mut().find(|row| row.device == grant.device.as_str()) else {
             continue;
         };
-        let Row { claims, held, .. } = row;
+        let DeviceRow { claims, held, .. } = row;
         *held = true;
-        claims.push(Holder {
+        claims.push(ClaimShare {
             namespace: namespace.to_owned(),
             claim: pod.to_owned(),
             pods: vec![pod.to_owned()],
-            part: Part::Share {
+            part: HeldAmount::Share {
                 memory_mib: grant.memory.mib_ceil(),
                 compute: grant.compute.map(|percent| percent.get().into()),
             },

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::super::reach::for_people;
 use super::super::table::plain;
-use super::super::{EXIT_REFUSED, Usage};
+use super::super::{EXIT_REFUSED, UsageError};
 use super::draw::name;
-use super::{LOOK_EVERY, RebalanceArgs, Report};
+use super::{LOOK_EVERY, RebalanceArgs, RebalanceReport};
 use crate::cluster::eviction::Eviction;
 use crate::cluster::{CallError, KubeCluster};
 use crate::controller::moves::{Move, Proposed};
@@ -16,7 +16,7 @@ use crate::controller::view::movable::OwnerKind;
 use crate::model::claim::PodRef;
 
 /// What became of one step.
-enum Step {
+enum MoveResult {
     Done,
     /// Why not.
     Undone(String),
@@ -25,10 +25,10 @@ enum Step {
 /// Does what is proposed; 0, or 3 if something was left undone.
 ///
 /// # Errors
-/// Nobody can be asked and `--yes` is missing ([`Usage`]), or the API server does not answer.
+/// Nobody can be asked and `--yes` is missing ([`UsageError`]), or the API server does not answer.
 pub async fn apply(
     cluster: &KubeCluster,
-    report: &Report,
+    report: &RebalanceReport,
     args: &RebalanceArgs,
     timeout: Duration,
 ) -> anyhow::Result<u8> {
@@ -39,7 +39,7 @@ pub async fn apply(
     }
     let mut undone = 0;
     for (waits, found) in report.proposed() {
-        if let Step::Undone(why) = serve(cluster, found, &waits.pods, timeout).await? {
+        if let MoveResult::Undone(why) = serve(cluster, found, &waits.pods, timeout).await? {
             say(&format!("{} is not served: {why}", name(waits)));
             undone += 1;
         }
@@ -49,7 +49,9 @@ pub async fn apply(
 
 fn agreed(count: usize) -> anyhow::Result<bool> {
     if !stdin().is_terminal() {
-        anyhow::bail!(Usage("--apply asks before it evicts, and nobody can answer; give --yes".to_owned()));
+        anyhow::bail!(UsageError(
+            "--apply asks before it evicts, and nobody can answer; give --yes".to_owned()
+        ));
     }
     let pods = if count == 1 { "1 pod".to_owned() } else { format!("{count} pods") };
     write!(stderr(), "Evict {pods}? [y/N] ")?;
@@ -69,10 +71,10 @@ async fn serve(
     found: &Proposed,
     waits: &[PodRef],
     timeout: Duration,
-) -> anyhow::Result<Step> {
+) -> anyhow::Result<MoveResult> {
     for one in &found.moves {
-        if let Step::Undone(why) = evict(cluster, one, timeout).await? {
-            return Ok(Step::Undone(why));
+        if let MoveResult::Undone(why) = evict(cluster, one, timeout).await? {
+            return Ok(MoveResult::Undone(why));
         }
     }
     for pod in waits {
@@ -86,36 +88,36 @@ async fn serve(
                     }
                 }
                 Err(CallError::NotFound { .. }) => {
-                    return Ok(Step::Undone(format!("pod {} is gone", pod.name)));
+                    return Ok(MoveResult::Undone(format!("pod {} is gone", pod.name)));
                 }
                 Err(error) => return Err(for_people(error)),
             }
             if Instant::now() >= until {
                 let words = format!("pod {} still waits after {} s", pod.name, timeout.as_secs());
-                return Ok(Step::Undone(words));
+                return Ok(MoveResult::Undone(words));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         };
         say(&format!("{}/{} has its place on node {node}", pod.namespace, pod.name));
     }
-    Ok(Step::Done)
+    Ok(MoveResult::Done)
 }
 
 /// Evicts a pod, and waits until it has ended.
-async fn evict(cluster: &KubeCluster, one: &Move, timeout: Duration) -> anyhow::Result<Step> {
+async fn evict(cluster: &KubeCluster, one: &Move, timeout: Duration) -> anyhow::Result<MoveResult> {
     let Move { pod, owner, .. } = one;
     let shown = format!("{}/{}", pod.namespace, pod.name);
     if owner.kind == OwnerKind::Job {
         let why = cluster.why_job_gives_up(&pod.namespace, &owner.name, &owner.uid).await;
         if let Some(why) = why.map_err(for_people)? {
-            return Ok(Step::Undone(format!("{shown} is not evicted: {why}")));
+            return Ok(MoveResult::Undone(format!("{shown} is not evicted: {why}")));
         }
     }
     match cluster.evict_pod(pod).await.map_err(for_people)? {
         Eviction::Evicted => say(&format!("{shown} is evicted")),
         Eviction::Gone => {}
         Eviction::Protected(words) => {
-            return Ok(Step::Undone(format!("{shown} is not evicted: {words}")));
+            return Ok(MoveResult::Undone(format!("{shown} is not evicted: {words}")));
         }
     }
     let until = Instant::now() + timeout;
@@ -126,10 +128,10 @@ async fn evict(cluster: &KubeCluster, one: &Move, timeout: Duration) -> anyhow::
             Err(error) => return Err(for_people(error)),
         }
         if Instant::now() >= until {
-            return Ok(Step::Undone(format!("{shown} has not ended after {} s", timeout.as_secs())));
+            return Ok(MoveResult::Undone(format!("{shown} has not ended after {} s", timeout.as_secs())));
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
     say(&format!("{shown} has ended"));
-    Ok(Step::Done)
+    Ok(MoveResult::Done)
 }

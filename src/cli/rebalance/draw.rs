@@ -1,15 +1,15 @@
 //! What waits and what would help it, as text.
 
 use super::super::table::plain;
-use super::super::top::{self, Look};
-use super::Report;
-use crate::controller::explain::rebalance::{Help, Waits, amount_of, spot};
+use super::super::top::{self, PictureStyle};
+use super::RebalanceReport;
+use crate::controller::explain::rebalance::{Help, HelpedUnit, amount_of, spot};
 
 /// Units that no moves help are named; of more the number.
 const NAMED_MAX: usize = 10;
 
 /// Sentences, then the maps. `acts`: what is proposed is about to be done.
-pub fn draw(report: &Report, acts: bool, look: Look) -> String {
+pub fn draw(report: &RebalanceReport, acts: bool, look: PictureStyle) -> String {
     let mut text = heading(report);
     for (waits, found) in report.proposed() {
         text.push_str(&format!("\n{}\n", plain(&name(waits))));
@@ -37,7 +37,7 @@ pub fn draw(report: &Report, acts: bool, look: Look) -> String {
     text
 }
 
-fn heading(report: &Report) -> String {
+fn heading(report: &RebalanceReport) -> String {
     let of = |test: fn(&Help) -> bool| report.waits.iter().filter(|one| test(&one.help)).count();
     let moved: usize = report.proposed().map(|(_, found)| found.moves.len()).sum();
     let served = report.proposed().count();
@@ -57,7 +57,7 @@ fn wait(count: usize) -> String {
 }
 
 /// Those that no moves help, and why they wait.
-fn helpless(report: &Report) -> String {
+fn helpless(report: &RebalanceReport) -> String {
     let mut lines = Vec::new();
     for one in &report.waits {
         let words = match &one.help {
@@ -81,7 +81,7 @@ fn helpless(report: &Report) -> String {
 }
 
 /// `pod ml/train`, or `gang ml/train (4 pods)`.
-pub fn name(waits: &Waits) -> String {
+pub fn name(waits: &HelpedUnit) -> String {
     let namespace = waits.pods.first().map_or("", |pod| pod.namespace.as_str());
     match (&waits.gang, waits.pods.as_slice()) {
         (None, [pod]) => format!("pod {namespace}/{}", pod.name),

@@ -2,13 +2,13 @@
 
 use clap::Parser;
 
-use super::super::top::Look;
-use super::super::top::map::{FromSlice, Holder, Map, Node, Part, Row};
-use super::{Output, RebalanceArgs, Report, after, text};
+use super::super::top::PictureStyle;
+use super::super::top::map::{ClaimShare, DeviceRow, FromSlice, HeldAmount, Map, NodeMap};
+use super::{RebalanceArgs, RebalanceOutput, RebalanceReport, after, text};
 use crate::allocate::{GpuGrant, Placement};
-use crate::controller::explain::rebalance::{Help, Waits};
+use crate::controller::explain::rebalance::{Help, HelpedUnit};
 use crate::controller::moves::{Move, Proposed};
-use crate::controller::view::movable::{Owner, OwnerKind};
+use crate::controller::view::movable::{OwnerKind, PodOwner};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
 use crate::model::quantity::Bytes;
@@ -35,8 +35,8 @@ fn place(node: &str, device: &str, mib: u64) -> Placement {
     Placement { node: node.into(), gpus: vec![grant], cpu_milli: 0, memory: Bytes(0), pods: 1 }
 }
 
-fn row(device: &str, claims: Vec<Holder>) -> Row {
-    Row {
+fn row(device: &str, claims: Vec<ClaimShare>) -> DeviceRow {
+    DeviceRow {
         device: device.to_owned(),
         product: "NVIDIA H100".to_owned(),
         kind: "gpu".to_owned(),
@@ -50,15 +50,15 @@ fn row(device: &str, claims: Vec<Holder>) -> Row {
     }
 }
 
-fn holder(name: &str, memory_mib: u64) -> Holder {
-    let part = Part::Share { memory_mib, compute: None };
+fn holder(name: &str, memory_mib: u64) -> ClaimShare {
+    let part = HeldAmount::Share { memory_mib, compute: None };
     let (namespace, claim) = ("ml".to_owned(), format!("{name}-gpu-x"));
-    Holder { namespace, claim, pods: vec![name.to_owned()], part, used: None }
+    ClaimShare { namespace, claim, pods: vec![name.to_owned()], part, used: None }
 }
 
 /// `small` keeps `large` off node a; b has room for it, and c has nothing to do with it.
-fn report(help: Help) -> Report {
-    let node = |name: &str, rows| Node { name: name.to_owned(), devices: rows };
+fn report(help: Help) -> RebalanceReport {
+    let node = |name: &str, rows| NodeMap { name: name.to_owned(), devices: rows };
     let all = Map {
         nodes: vec![
             node("a", vec![row("gpu-0", vec![holder("small", 10_000)])]),
@@ -68,14 +68,18 @@ fn report(help: Help) -> Report {
         namespaces: Vec::new(),
         lacks: Vec::new(),
     };
-    let waits =
-        vec![Waits { gang: None, pods: vec![pod("large")], claims: vec![vec!["large".to_owned()]], help }];
+    let waits = vec![HelpedUnit {
+        gang: None,
+        pods: vec![pod("large")],
+        claims: vec![vec!["large".to_owned()]],
+        help,
+    }];
     let (before, after) = after::maps(&all, &waits);
-    Report { waits, before, after }
+    RebalanceReport { waits, before, after }
 }
 
 fn moves() -> Help {
-    let owner = Owner { kind: OwnerKind::ReplicaSet, name: "small-1".to_owned(), uid: "rs".to_owned() };
+    let owner = PodOwner { kind: OwnerKind::ReplicaSet, name: "small-1".to_owned(), uid: "rs".to_owned() };
     let one = Move {
         pod: pod("small"),
         owner,
@@ -90,7 +94,7 @@ fn moves() -> Help {
 #[test]
 fn moves_are_told_with_the_gpus_before_and_after() {
     let report = report(moves());
-    let shown = text(&report, &args("rebalance"), Look { width: 82, reverse: false }).unwrap();
+    let shown = text(&report, &args("rebalance"), PictureStyle { width: 82, reverse: false }).unwrap();
     let told = shown.replace('\n', "|");
     for words in [
         "1 pod or gang waits for room; moving 1 pod would make room for 1.|",
@@ -111,14 +115,14 @@ fn moves_are_told_with_the_gpus_before_and_after() {
     assert_eq!(json["waiting"][0]["proposal"]["moves"][0]["to"]["node"], "b");
     assert_eq!(json["waiting"][0]["help"], "moves");
     assert_eq!(json["after"]["nodes"][0]["devices"][0]["claims"][0]["pods"][0], "large");
-    let told = |line: &str| text(&report, &args(line), Look { width: 82, reverse: false }).unwrap();
+    let told = |line: &str| text(&report, &args(line), PictureStyle { width: 82, reverse: false }).unwrap();
     assert_eq!(serde_json::from_str::<serde_json::Value>(&told("rebalance -o json")).unwrap(), json);
     assert_eq!(serde_saphyr::from_str::<serde_json::Value>(&told("rebalance -o yaml")).unwrap(), json);
 }
 
 #[test]
 fn where_nothing_is_to_be_moved_the_exit_code_is_0() {
-    let look = Look { width: 82, reverse: false };
+    let look = PictureStyle { width: 82, reverse: false };
     let fits = report(Help::Fits);
     assert_eq!(text(&fits, &args("rebalance"), look).unwrap(), "Nothing waits for room.\n");
     let none = report(Help::None("needs 75000 MiB\u{1b}[2J".to_owned()));
@@ -135,6 +139,6 @@ fn where_nothing_is_to_be_moved_the_exit_code_is_0() {
 fn nobody_is_asked_twice_and_yes_is_of_apply() {
     assert!(Line::try_parse_from(["rebalance", "--yes"]).is_err());
     let parsed = args("rebalance --apply --yes -n ml -o json");
-    assert!(parsed.apply && parsed.yes && parsed.output == Output::Json);
+    assert!(parsed.apply && parsed.yes && parsed.output == RebalanceOutput::Json);
     assert_eq!(parsed.namespace.as_deref(), Some("ml"));
 }

@@ -7,7 +7,7 @@ use crate::admission::ShareClasses;
 use crate::cli::args::{ControllerArgs, HoldArgs, KaiArgs, MoveArgs};
 use crate::cluster::makers::MakerKind;
 use crate::controller::config::{Consolidation, ControllerSettings, Leasing, Mode, Rules};
-use crate::controller::holds::Pace;
+use crate::controller::holds::HoldPace;
 use crate::controller::queue::Patience;
 use crate::model::names::{SHARED_CLASS, is_dns_subdomain};
 use crate::webhook::WebhookSettings;
@@ -119,10 +119,10 @@ impl Reader {
         self.parsed(flag, value.clone(), Vec::new(), |text| Ok(list(text)))
     }
 
-    fn holds(&mut self, args: HoldArgs) -> Pace {
+    fn holds(&mut self, args: HoldArgs) -> HoldPace {
         let HoldArgs { hold_settle_duration, keep_warm, hold_ahead, never_hold: _, always_hold: _ } = args;
-        let usual = Pace::default();
-        Pace {
+        let usual = HoldPace::default();
+        HoldPace {
             settle: self.parsed("--hold-settle-duration", hold_settle_duration, usual.settle, interval),
             keep_warm: self.parsed("--keep-warm", keep_warm, usual.keep_warm, interval),
             ahead: self.parsed("--hold-ahead", hold_ahead, usual.ahead, |text| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{BadSettings, LogSettings, Reader, address, both, duration, given, interval, log};
 use crate::cli::args::{LogArgs, WebhookArgs, WebhookRunArgs};
 use crate::model::names::is_dns_subdomain;
-use crate::webhook::{Callers, Certificates, Lifetimes, Own, RunSettings, Timing, WebhookSettings};
+use crate::webhook::{Callers, Certificates, Lifetimes, Own, RunSettings, WebhookSettings, WebhookTiming};
 
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9443);
 const SERVICE: &str = "tranche-webhook";
@@ -60,7 +60,7 @@ impl Reader {
             webhook_certificate_life,
             webhook_check_interval,
         } = args;
-        let usual = Timing::DEFAULT;
+        let usual = WebhookTiming::DEFAULT;
         let own = Own {
             namespace: namespace.to_owned(),
             secret: self.parsed("--webhook-secret", webhook_secret, SECRET.to_owned(), object_name),
@@ -94,7 +94,7 @@ impl Reader {
             "off" => Ok(None),
             text => address(text).map(Some),
         });
-        let timing = Timing { check, ..usual };
+        let timing = WebhookTiming { check, ..usual };
         served.map(|address| WebhookSettings { address, certificates, callers, timing })
     }
 

@@ -2,12 +2,12 @@
 //! (LeastAllocated) and NodeResourcesBalancedAllocation over CPU and memory, GPUs not rated, the first that fits
 //! taken. Left out: taints, topology, images, and the random choice among equal nodes (the first is taken).
 
-use super::trace::{MILLI, Pod};
+use super::trace::{MILLI, TracePod};
 use crate::allocate::{GpuView, Index, NodeView, Placement, Want};
 use crate::model::names::NodeName;
 use crate::model::quantity::Bytes;
 
-pub fn place(index: &Index, pod: &Pod) -> Option<Placement> {
+pub fn place(index: &Index, pod: &TracePod) -> Option<Placement> {
     let mut fitting: Vec<(u64, usize, &NodeName)> = Vec::new();
     for (nth, node) in index.nodes().enumerate() {
         if let Some(score) = rate(&node, pod) {
@@ -25,7 +25,7 @@ pub fn place(index: &Index, pod: &Pod) -> Option<Placement> {
 }
 
 /// The sum of both scores, 0 to 200; none: the pod does not fit.
-fn rate(node: &NodeView<'_>, pod: &Pod) -> Option<u64> {
+fn rate(node: &NodeView<'_>, pod: &TracePod) -> Option<u64> {
     let (cpu, free_cpu) = node.cpu_milli();
     let (memory, free_memory) = node.memory();
     let left = (free_cpu.checked_sub(pod.shape.cpu_milli)?, free_memory.0.checked_sub(pod.shape.memory.0)?);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::report::Report;
+use super::report::SimulationReport;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 460.0;
@@ -25,7 +25,7 @@ impl Axes {
     }
 }
 
-pub fn svg(report: &Report) -> String {
+pub fn svg(report: &SimulationReport) -> String {
     let axes = Axes { load: (report.load * 100.0).max(FROM + 10.0) };
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \

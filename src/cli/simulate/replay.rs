@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::baseline;
-use super::trace::{Pod, Trace};
+use super::trace::{Trace, TracePod};
 use crate::allocate::{Index, Placement, Policy, decide};
 use crate::model::names::PodUid;
 
@@ -71,12 +71,12 @@ impl Run {
 }
 
 /// Pods in random order, again and again, until the load is requested. The one that would exceed it is left out.
-fn arrivals(trace: &Trace, load: f64, seed: u32) -> Vec<&Pod> {
+fn arrivals(trace: &Trace, load: f64, seed: u32) -> Vec<&TracePod> {
     let most = (trace.capacity_milli() as f64 * load) as u64;
     let mut random = fastrand::Rng::with_seed(u64::from(seed));
     let (mut list, mut requested) = (Vec::new(), 0);
     loop {
-        let mut round: Vec<&Pod> = trace.pods.iter().collect();
+        let mut round: Vec<&TracePod> = trace.pods.iter().collect();
         random.shuffle(&mut round);
         for pod in round {
             requested += pod.milli();
@@ -115,7 +115,7 @@ pub fn run(trace: &Trace, scheduler: Scheduler, load: f64, seed: u32) -> Run {
     run
 }
 
-fn place(index: &mut Index, pod: &Pod, scheduler: Scheduler) -> Option<Placement> {
+fn place(index: &mut Index, pod: &TracePod, scheduler: Scheduler) -> Option<Placement> {
     match scheduler {
         Scheduler::Ours(policy) => {
             index.seen(&pod.shape);

@@ -10,7 +10,7 @@ use super::replay::Series;
 use crate::cli::table;
 
 #[derive(Debug)]
-pub struct Report {
+pub struct SimulationReport {
     /// Name of the set of pods.
     pub pods: String,
     pub load: f64,
@@ -60,7 +60,7 @@ pub fn micros_at(took: &mut [Duration], share: f64) -> f64 {
     took.get(rank.max(1) - 1).map_or(0.0, |took| took.as_secs_f64() * 1e6)
 }
 
-impl Report {
+impl SimulationReport {
     fn percent(&self) -> usize {
         (self.load * 100.0).round() as usize
     }

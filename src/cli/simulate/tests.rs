@@ -61,7 +61,7 @@ fn a_run_is_the_same_each_time_and_allocates_no_more_than_there_is() {
 #[test]
 fn the_report_has_a_row_an_object_and_a_curve_per_policy() {
     let all = Scheduler::all().into_iter().map(|scheduler| series(scheduler, 2)).collect();
-    let report = Report { pods: "openb_pod_list_default".to_owned(), load: 1.3, all };
+    let report = SimulationReport { pods: "openb_pod_list_default".to_owned(), load: 1.3, all };
     let text = report.text();
     for word in ["pack", "spread", "fragmentation", "kube-default", "AT 100 %", "FGD", "95.39", "ATC 2023"] {
         assert!(text.contains(word), "{word} is missing:\n{text}");
@@ -77,7 +77,7 @@ fn the_report_has_a_row_an_object_and_a_curve_per_policy() {
     assert!(percent("allocated_percent") <= percent("allocated_percent_max"));
     assert!(report.csv().lines().any(|line| line.starts_with("kube-default,130,")), "{}", report.csv());
     assert_eq!(plot::svg(&report).matches("<polyline").count(), 4);
-    let ours = Report { pods: "my-own-pods".to_owned(), ..report };
+    let ours = SimulationReport { pods: "my-own-pods".to_owned(), ..report };
     assert!(!ours.text().contains("PAPER"), "no figures that are not the set's");
     assert!(
         ours.json_lines().lines().all(|line| line.contains(r#""paper_best_percent":null"#)),

@@ -16,17 +16,17 @@ pub const MILLI: u64 = 1000;
 #[derive(Debug)]
 pub struct Trace {
     pub nodes: Vec<NodeSpec>,
-    pub pods: Vec<Pod>,
+    pub pods: Vec<TracePod>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Pod {
+pub struct TracePod {
     pub shape: Shape,
     /// Thousandths of each GPU.
     pub gpu_milli: u64,
 }
 
-impl Pod {
+impl TracePod {
     /// What it asks for, over all its GPUs.
     pub fn milli(&self) -> u64 {
         u64::from(self.shape.gpus()) * self.gpu_milli
@@ -120,12 +120,12 @@ const ISOLATION: &str = "isolation";
 ///
 /// # Errors
 /// The first mistake, with file, line and field.
-pub fn pods(file: &str, text: &str) -> Result<Vec<Pod>, BadTrace> {
+pub fn pods(file: &str, text: &str) -> Result<Vec<TracePod>, BadTrace> {
     let columns = ["name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli"];
     rows(file, text, columns)?.iter().map(pod).collect()
 }
 
-fn pod(row: &Row<'_, 5>) -> Result<Pod, BadTrace> {
+fn pod(row: &Row<'_, 5>) -> Result<TracePod, BadTrace> {
     row.text(0)?;
     let gpus: u32 = row.number(3)?;
     let gpu_milli: u64 = row.number(4)?;
@@ -156,5 +156,5 @@ fn pod(row: &Row<'_, 5>) -> Result<Pod, BadTrace> {
     let want = Want { part, products, minimum_isolation, ..Want::whole(gpus) };
     let shape =
         Shape { cpu_milli: row.number(1)?, memory: Bytes::from_mib(row.number(2)?), ..Shape::one(want) };
-    Ok(Pod { shape, gpu_milli })
+    Ok(TracePod { shape, gpu_milli })
 }

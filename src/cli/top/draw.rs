@@ -2,7 +2,7 @@
 
 use super::super::table;
 use super::bounds::NamespaceBounds;
-use super::map::{Cut, Holder, Map, Node, Part, Row};
+use super::map::{ClaimShare, DeviceRow, HeldAmount, Map, MigCut, NodeMap};
 use super::used::PodUse;
 
 /// Letters for the shares of a GPU, in the bar and before the claim. A GPU has at most as many client slots.
@@ -26,7 +26,7 @@ const UNKNOWN: &str = "-";
 
 /// How a picture may look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub struct PictureStyle {
     /// Columns.
     pub width: usize,
     /// Whether used parts of bars may be set off by the terminal's means.
@@ -34,7 +34,7 @@ pub struct Look {
 }
 
 /// Lines no wider than the terminal as far as names allow.
-pub fn draw(map: &Map, look: Look) -> String {
+pub fn draw(map: &Map, look: PictureStyle) -> String {
     let bar = look.width.saturating_sub(BESIDE_THE_BAR).clamp(BAR_MIN, BAR_MAX);
     let mut text = total(map);
     for node in &map.nodes {
@@ -75,14 +75,14 @@ pub fn table(map: &Map) -> String {
     table::render(&header, rows) + &namespaces(map) + &lacks(map)
 }
 
-fn cells(node: &Node, row: &Row, holder: &Holder, one: &PodUse) -> Vec<String> {
+fn cells(node: &NodeMap, row: &DeviceRow, holder: &ClaimShare, one: &PodUse) -> Vec<String> {
     let number = |figure: Option<u64>| figure.map_or(UNKNOWN.to_owned(), |figure| figure.to_string());
     let percent = |figure: Option<u64>| figure.map_or(UNKNOWN.to_owned(), |figure| format!("{figure}%"));
     let (granted, compute) = match holder.part {
-        Part::Share { memory_mib, compute } => (memory_mib.to_string(), percent(compute)),
-        Part::Mig { memory_mib, .. } => (memory_mib.to_string(), UNKNOWN.to_owned()),
-        Part::Whole => ("whole".to_owned(), UNKNOWN.to_owned()),
-        Part::Admin => ("admin".to_owned(), UNKNOWN.to_owned()),
+        HeldAmount::Share { memory_mib, compute } => (memory_mib.to_string(), percent(compute)),
+        HeldAmount::Mig { memory_mib, .. } => (memory_mib.to_string(), UNKNOWN.to_owned()),
+        HeldAmount::Whole => ("whole".to_owned(), UNKNOWN.to_owned()),
+        HeldAmount::Admin => ("admin".to_owned(), UNKNOWN.to_owned()),
     };
     let pod = one.pod.clone().unwrap_or_else(|| table::NONE.to_owned());
     vec![
@@ -101,7 +101,7 @@ fn cells(node: &Node, row: &Row, holder: &Holder, one: &PodUse) -> Vec<String> {
 }
 
 /// What each pod uses: those that the node told of, then those of which nothing is known.
-fn pods(holder: &Holder) -> Vec<PodUse> {
+fn pods(holder: &ClaimShare) -> Vec<PodUse> {
     let mut all = holder.used.clone().unwrap_or_default();
     for pod in &holder.pods {
         if !all.iter().any(|one| one.pod.as_ref() == Some(pod)) {
@@ -144,7 +144,7 @@ fn total(map: &Map) -> String {
     if rows().next().is_none() {
         return "no GPUs are published; is `tranche node` running? (kubectl get resourceslices)\n".to_owned();
     }
-    let free = rows().filter_map(Row::free_mib);
+    let free = rows().filter_map(DeviceRow::free_mib);
     format!(
         "{}, {}: {} free, {} MiB left in shares, {} MiB at most on one GPU\n",
         counted(map.nodes.len(), "node"),
@@ -155,11 +155,11 @@ fn total(map: &Map) -> String {
     )
 }
 
-fn head(node: &Node) -> String {
-    let of = |test: fn(&Row) -> bool| node.devices.iter().filter(|row| test(row)).count();
-    let whole = of(|row| row.claims.iter().any(|holder| holder.part == Part::Whole));
-    let shares = of(|row| row.claims.iter().any(|holder| matches!(holder.part, Part::Share { .. })));
-    let free = of(Row::is_free);
+fn head(node: &NodeMap) -> String {
+    let of = |test: fn(&DeviceRow) -> bool| node.devices.iter().filter(|row| test(row)).count();
+    let whole = of(|row| row.claims.iter().any(|holder| holder.part == HeldAmount::Whole));
+    let shares = of(|row| row.claims.iter().any(|holder| matches!(holder.part, HeldAmount::Share { .. })));
+    let free = of(DeviceRow::is_free);
     let cut = match of(|row| row.cut.is_some() && !row.is_free()) {
         0 => String::new(),
         cut => format!(", {cut} cut"),
@@ -172,8 +172,8 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn line(row: &Row, bar: usize, look: Look) -> String {
-    let whole = row.claims.iter().find(|holder| holder.part == Part::Whole);
+fn line(row: &DeviceRow, bar: usize, look: PictureStyle) -> String {
+    let whole = row.claims.iter().find(|holder| holder.part == HeldAmount::Whole);
     let amount = match (row.grantable_mib, whole) {
         (_, Some(holder)) => format!("{}{}", name(holder), usage(holder)),
         (Some(grantable), None) => format!("{} of {grantable} MiB", row.granted_mib()),
@@ -194,7 +194,7 @@ fn line(row: &Row, bar: usize, look: Look) -> String {
 }
 
 /// What can still be made of a GPU that is cut into MIG devices.
-fn possible(cut: &Cut) -> String {
+fn possible(cut: &MigCut) -> String {
     match &cut.largest {
         _ if cut.by_scheduler => "MIG, cut by kube-scheduler".to_owned(),
         Some(name) => format!("MIG, largest free {name} ({} MiB)", cut.largest_mib),
@@ -203,7 +203,7 @@ fn possible(cut: &Cut) -> String {
 }
 
 /// As [`filled`], of memory slices.
-fn slices(row: &Row, cut: &Cut, bar: usize) -> String {
+fn slices(row: &DeviceRow, cut: &MigCut, bar: usize) -> String {
     let all = cut.memory_slices.clamp(1, SLICES_MAX);
     let mut of = vec![FREE; all as usize];
     let mut fill = |start: u32, size: u32, letter: char| {
@@ -212,7 +212,7 @@ fn slices(row: &Row, cut: &Cut, bar: usize) -> String {
     };
     cut.foreign.iter().for_each(|one| fill(one.placement.start, one.placement.size, FOREIGN));
     for (letter, holder) in letters(row) {
-        if let Part::Mig { start, size, .. } = holder.part {
+        if let HeldAmount::Mig { start, size, .. } = holder.part {
             fill(start, size, letter);
         }
     }
@@ -221,11 +221,11 @@ fn slices(row: &Row, cut: &Cut, bar: usize) -> String {
 
 /// A cell stands for an equal part of the memory; each share has at least one while there is room, and so has what is used
 /// of it.
-fn filled(row: &Row, bar: usize, look: Look) -> String {
+fn filled(row: &DeviceRow, bar: usize, look: PictureStyle) -> String {
     let of = |mib: u64, all: u64| {
         usize::try_from(mib.saturating_mul(bar as u64) / all.max(1)).unwrap_or(bar).clamp(1, bar)
     };
-    if let Some(holder) = row.claims.iter().find(|holder| holder.part == Part::Whole) {
+    if let Some(holder) = row.claims.iter().find(|holder| holder.part == HeldAmount::Whole) {
         let limit = holder.used.iter().flatten().find_map(|one| one.memory_limit).or(row.grantable_mib);
         let used = holder.used_mib().filter(|mib| *mib > 0).zip(limit);
         return cells_of(WHOLE, bar, used.map_or(0, |(mib, all)| of(mib, all)), look);
@@ -236,7 +236,7 @@ fn filled(row: &Row, bar: usize, look: Look) -> String {
     let all = row.grantable_mib.unwrap_or(0);
     let (mut text, mut taken) = (String::with_capacity(bar), 0);
     for (letter, holder) in letters(row) {
-        let Part::Share { memory_mib, .. } = holder.part else { continue };
+        let HeldAmount::Share { memory_mib, .. } = holder.part else { continue };
         let cells = of(memory_mib, all).min(bar - taken);
         let used = holder.used_mib().filter(|mib| *mib > 0).map_or(0, |mib| of(mib, all));
         text.push_str(&cells_of(letter, cells, used.min(cells), look));
@@ -247,7 +247,7 @@ fn filled(row: &Row, bar: usize, look: Look) -> String {
 }
 
 /// So many cells, the first `used` of them set off.
-fn cells_of(letter: char, cells: usize, used: usize, look: Look) -> String {
+fn cells_of(letter: char, cells: usize, used: usize, look: PictureStyle) -> String {
     let row = |count: usize| letter.to_string().repeat(count);
     match used {
         0 => row(cells),
@@ -256,28 +256,29 @@ fn cells_of(letter: char, cells: usize, used: usize, look: Look) -> String {
     }
 }
 
-fn letters(row: &Row) -> impl Iterator<Item = (char, &Holder)> {
-    let parts = |holder: &&Holder| matches!(holder.part, Part::Share { .. } | Part::Mig { .. });
+fn letters(row: &DeviceRow) -> impl Iterator<Item = (char, &ClaimShare)> {
+    let parts =
+        |holder: &&ClaimShare| matches!(holder.part, HeldAmount::Share { .. } | HeldAmount::Mig { .. });
     let shares = row.claims.iter().filter(parts);
     LETTERS.chars().cycle().zip(shares)
 }
 
-fn share(letter: char, holder: &Holder, row: &Row) -> String {
+fn share(letter: char, holder: &ClaimShare, row: &DeviceRow) -> String {
     let (memory_mib, more) = match holder.part {
-        Part::Share { memory_mib, compute } => {
+        HeldAmount::Share { memory_mib, compute } => {
             (memory_mib, compute.map_or(String::new(), |percent| format!(", {percent} %")))
         }
-        Part::Mig { memory_mib, profile, .. } => {
+        HeldAmount::Mig { memory_mib, profile, .. } => {
             (memory_mib, row.profile(profile).map_or(String::new(), |name| format!(", MIG {name}")))
         }
-        Part::Whole | Part::Admin => return String::new(),
+        HeldAmount::Whole | HeldAmount::Admin => return String::new(),
     };
     let (usage, each) = (usage(holder), each_pod(holder));
     format!("    {letter} {:<40} {memory_mib} MiB{more}{usage}\n{each}", name(holder))
 }
 
 /// What a claim uses, behind what it was granted. Nothing where nobody asked.
-fn usage(holder: &Holder) -> String {
+fn usage(holder: &ClaimShare) -> String {
     match holder.used.as_deref() {
         None => String::new(),
         Some([one]) => format!("   {}", in_words(one)),
@@ -290,7 +291,7 @@ fn usage(holder: &Holder) -> String {
 }
 
 /// A line for each pod of a claim that several use.
-fn each_pod(holder: &Holder) -> String {
+fn each_pod(holder: &ClaimShare) -> String {
     let all = match holder.used.as_deref() {
         Some(all @ [_, _, ..]) => all,
         Some([_] | []) | None => return String::new(),
@@ -310,8 +311,8 @@ fn in_words(one: &PodUse) -> String {
 
 /// The pods that have the claim, and the claim if its name is not made from the pod's; of a claim that no pod has, the
 /// claim.
-fn name(holder: &Holder) -> String {
-    let Holder { namespace, claim, pods, .. } = holder;
+fn name(holder: &ClaimShare) -> String {
+    let ClaimShare { namespace, claim, pods, .. } = holder;
     match pods.as_slice() {
         [] => format!("claim {namespace}/{claim}"),
         [pod] if claim.starts_with(pod.as_str()) => format!("{namespace}/{pod}"),

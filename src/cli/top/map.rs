@@ -17,14 +17,14 @@ use crate::model::quantity::{Bytes, Quantity};
 use crate::model::share::{DaemonScope, Extent};
 use crate::params::{self, GrantedDevice, Params};
 use crate::sharing::{COMPUTE, MEMORY};
-use crate::slices::{Grantable, Parts};
+use crate::slices::{BoardParts, Grantable};
 
 /// The source of entries that only administrators and our controller write (KEP-3063).
 const FROM_CLASS: &str = "FromClass";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Map {
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeMap>,
     /// Namespaces that have a bound, and what their shares come to in the whole cluster.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceBounds>,
@@ -35,15 +35,15 @@ pub struct Map {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Node {
+pub struct NodeMap {
     pub name: String,
-    pub devices: Vec<Row>,
+    pub devices: Vec<DeviceRow>,
 }
 
 /// A device of the node, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Row {
+pub struct DeviceRow {
     pub device: String,
     pub product: String,
     /// `gpu` or `mig`; `mig-parent` of a GPU that is cut into MIG devices on demand.
@@ -54,7 +54,7 @@ pub struct Row {
     pub grantable_mib: Option<u64>,
     /// Of a GPU that is cut into MIG devices on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cut: Option<Cut>,
+    pub cut: Option<MigCut>,
     #[serde(skip)]
     pub from_slice: FromSlice,
     /// Taken by our controller, to be filled with shares.
@@ -64,7 +64,7 @@ pub struct Row {
     pub closed: bool,
     /// Keys of its taints.
     pub taints: Vec<String>,
-    pub claims: Vec<Holder>,
+    pub claims: Vec<ClaimShare>,
 }
 
 /// What a device's slice says of it that is not shown.
@@ -79,7 +79,7 @@ pub struct FromSlice {
 /// What a GPU is cut into, beside what claims of our controller's have of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Cut {
+pub struct MigCut {
     #[serde(skip)]
     pub profiles: Vec<MigProfile>,
     /// Instances that were made for no claim.
@@ -97,12 +97,12 @@ pub struct Cut {
 /// A claim's part of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Holder {
+pub struct ClaimShare {
     pub namespace: String,
     pub claim: String,
     /// Pods that the claim is reserved for.
     pub pods: Vec<String>,
-    pub part: Part,
+    pub part: HeldAmount,
     /// What its pods use. None: not asked for, or the node did not say.
     #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
     pub used: Option<Vec<PodUse>>,
@@ -110,7 +110,7 @@ pub struct Holder {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Part {
+pub enum HeldAmount {
     Whole,
     Share {
         #[serde(rename = "memoryMiB")]
@@ -133,7 +133,7 @@ pub enum Part {
 impl Map {
     /// Nodes of which something is given to a claim.
     pub fn used_nodes(&self) -> impl Iterator<Item = &str> {
-        let is_used = |node: &&Node| node.devices.iter().any(|row| !row.claims.is_empty());
+        let is_used = |node: &&NodeMap| node.devices.iter().any(|row| !row.claims.is_empty());
         self.nodes.iter().filter(is_used).map(|node| node.name.as_str())
     }
 
@@ -147,7 +147,7 @@ impl Map {
     }
 }
 
-impl Node {
+impl NodeMap {
     /// Marks the GPUs of claims that have shares of several.
     pub fn close(&mut self) {
         close(self);
@@ -160,7 +160,7 @@ impl Node {
     }
 }
 
-impl Holder {
+impl ClaimShare {
     /// MiB that all of its pods use together. None: not known.
     pub fn used_mib(&self) -> Option<u64> {
         let known = self.used.as_ref()?.iter().filter_map(|one| one.memory_used);
@@ -168,11 +168,11 @@ impl Holder {
     }
 }
 
-impl Row {
+impl DeviceRow {
     /// MiB that could still be granted; none: the device is given whole or not at all.
     pub fn free_mib(&self) -> Option<u64> {
         let grantable = self.grantable_mib?;
-        match self.claims.iter().any(|holder| holder.part == Part::Whole) {
+        match self.claims.iter().any(|holder| holder.part == HeldAmount::Whole) {
             true => Some(0),
             false if self.closed => Some(0),
             false => Some(grantable.saturating_sub(self.granted_mib())),
@@ -180,10 +180,10 @@ impl Row {
     }
 
     pub fn granted_mib(&self) -> u64 {
-        let mib = |holder: &Holder| match holder.part {
-            Part::Whole => self.grantable_mib.unwrap_or(0),
-            Part::Share { memory_mib, .. } | Part::Mig { memory_mib, .. } => memory_mib,
-            Part::Admin => 0,
+        let mib = |holder: &ClaimShare| match holder.part {
+            HeldAmount::Whole => self.grantable_mib.unwrap_or(0),
+            HeldAmount::Share { memory_mib, .. } | HeldAmount::Mig { memory_mib, .. } => memory_mib,
+            HeldAmount::Admin => 0,
         };
         self.claims.iter().map(mib).fold(0, u64::saturating_add)
     }
@@ -196,24 +196,24 @@ impl Row {
 
     pub fn is_free(&self) -> bool {
         let is_cut = self.cut.as_ref().is_some_and(|cut| cut.by_scheduler || !cut.foreign.is_empty());
-        !self.held && !is_cut && self.claims.iter().all(|holder| holder.part == Part::Admin)
+        !self.held && !is_cut && self.claims.iter().all(|holder| holder.part == HeldAmount::Admin)
     }
 }
 
 /// By pool and device.
-type Holders = BTreeMap<(String, String), Vec<Found>>;
+type DeviceUses = BTreeMap<(String, String), Vec<DeviceUse>>;
 
-enum Found {
+enum DeviceUse {
     Hold,
-    Claim(Holder),
+    Claim(ClaimShare),
     /// A share of kube-scheduler's: all of the memory without a cap is the whole device.
-    Scheduled(Holder),
+    Scheduled(ClaimShare),
 }
 
 /// Nodes by name, devices as published. What is allocated of devices that nobody publishes is left out.
 pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
     let mut holders = holders(claims);
-    let mut nodes: BTreeMap<String, Vec<Row>> = BTreeMap::new();
+    let mut nodes: BTreeMap<String, Vec<DeviceRow>> = BTreeMap::new();
     // One with a selector of nodes is no node's: it mirrors products for queues that count shares.
     let of_node = |slice: &&ResourceSlice| slice.spec.driver == DRIVER && slice.spec.node_selector.is_none();
     let mut slices: Vec<&ResourceSlice> = slices.iter().filter(of_node).collect();
@@ -227,7 +227,8 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
         });
         nodes.entry(node).or_default().extend(rows);
     }
-    let mut nodes: Vec<Node> = nodes.into_iter().map(|(name, devices)| Node { name, devices }).collect();
+    let mut nodes: Vec<NodeMap> =
+        nodes.into_iter().map(|(name, devices)| NodeMap { name, devices }).collect();
     nodes.iter_mut().for_each(close);
     nodes.iter_mut().for_each(cut);
     Map { nodes, namespaces: Vec::new(), lacks: Vec::new() }
@@ -235,14 +236,14 @@ pub fn map(slices: &[ResourceSlice], claims: &[ResourceClaim]) -> Map {
 
 /// Leaves out the MIG devices that could be made of GPUs which are in the list themselves; works out what of these can still
 /// be made.
-fn cut(node: &mut Node) {
+fn cut(node: &mut NodeMap) {
     let boards: BTreeSet<String> =
         node.devices.iter().filter(|row| row.cut.is_some()).map(|row| row.device.clone()).collect();
     if boards.is_empty() {
         return;
     }
-    let board = |row: &Row| DeviceName::new(&row.device).board().map(|board| board.to_string());
-    let has = |row: &Row| row.claims.iter().any(|holder| holder.part != Part::Admin);
+    let board = |row: &DeviceRow| DeviceName::new(&row.device).board().map(|board| board.to_string());
+    let has = |row: &DeviceRow| row.claims.iter().any(|holder| holder.part != HeldAmount::Admin);
     let cut_by_scheduler: BTreeSet<String> =
         node.devices.iter().filter(|row| has(row)).filter_map(board).collect();
     node.devices.retain(|row| {
@@ -263,7 +264,7 @@ fn cut(node: &mut Node) {
     }
 }
 
-impl Part {
+impl HeldAmount {
     fn place(self) -> Option<MigPlace> {
         let Self::Mig { profile, start, size, .. } = self else { return None };
         Some(MigPlace { profile_id: profile, placement: Placement { start, size } })
@@ -271,9 +272,9 @@ impl Part {
 }
 
 /// Marks the GPUs of claims that have shares of several.
-fn close(node: &mut Node) {
-    fn shares(row: &Row) -> impl Iterator<Item = (String, String)> {
-        let shares = row.claims.iter().filter(|holder| matches!(holder.part, Part::Share { .. }));
+fn close(node: &mut NodeMap) {
+    fn shares(row: &DeviceRow) -> impl Iterator<Item = (String, String)> {
+        let shares = row.claims.iter().filter(|holder| matches!(holder.part, HeldAmount::Share { .. }));
         shares.map(|holder| (holder.namespace.clone(), holder.claim.clone()))
     }
     let mut gpus: BTreeMap<(String, String), usize> = BTreeMap::new();
@@ -286,17 +287,17 @@ fn close(node: &mut Node) {
     }
 }
 
-fn row(device: &Device, found: Vec<Found>) -> Row {
+fn row(device: &Device, found: Vec<DeviceUse>) -> DeviceRow {
     let text = |name: &str| device.attributes.as_ref()?.get(name)?.string.clone();
-    let held = found.iter().any(|one| matches!(one, Found::Hold));
+    let held = found.iter().any(|one| matches!(one, DeviceUse::Hold));
     let parts = Grantable::of(device).map(|grantable| grantable.parts);
     let grantable_mib = match &parts {
-        Some(Parts::Shares(shares)) => Some(shares.memory.mib_floor()),
-        Some(Parts::Mig(_)) | None => None,
+        Some(BoardParts::Shares(shares)) => Some(shares.memory.mib_floor()),
+        Some(BoardParts::Mig(_)) | None => None,
     };
-    let one_daemon = matches!(&parts, Some(Parts::Shares(shares)) if shares.daemon == DaemonScope::Gpu);
+    let one_daemon = matches!(&parts, Some(BoardParts::Shares(shares)) if shares.daemon == DaemonScope::Gpu);
     let cut = match parts {
-        Some(Parts::Mig(mig)) => Some(Cut {
+        Some(BoardParts::Mig(mig)) => Some(MigCut {
             memory_slices: memory_slices(&mig.board.profiles),
             profiles: mig.board.profiles.clone(),
             foreign: mig.board.foreign.clone(),
@@ -304,20 +305,22 @@ fn row(device: &Device, found: Vec<Found>) -> Row {
             largest_mib: 0,
             by_scheduler: false,
         }),
-        Some(Parts::Shares(_)) | None => None,
+        Some(BoardParts::Shares(_)) | None => None,
     };
-    let is_all = |part: Part| match part {
-        Part::Share { memory_mib, compute: None | Some(100) } => {
+    let is_all = |part: HeldAmount| match part {
+        HeldAmount::Share { memory_mib, compute: None | Some(100) } => {
             grantable_mib.is_some_and(|all| memory_mib >= all)
         }
-        Part::Share { .. } | Part::Mig { .. } | Part::Whole | Part::Admin => false,
+        HeldAmount::Share { .. } | HeldAmount::Mig { .. } | HeldAmount::Whole | HeldAmount::Admin => false,
     };
     let claims = found.into_iter().filter_map(|one| match one {
-        Found::Hold => None,
-        Found::Scheduled(holder) if is_all(holder.part) => Some(Holder { part: Part::Whole, ..holder }),
-        Found::Claim(holder) | Found::Scheduled(holder) => Some(holder),
+        DeviceUse::Hold => None,
+        DeviceUse::Scheduled(holder) if is_all(holder.part) => {
+            Some(ClaimShare { part: HeldAmount::Whole, ..holder })
+        }
+        DeviceUse::Claim(holder) | DeviceUse::Scheduled(holder) => Some(holder),
     });
-    Row {
+    DeviceRow {
         device: device.name.clone(),
         product: text("productName").unwrap_or_default(),
         kind: text("type").unwrap_or_default(),
@@ -334,8 +337,8 @@ fn row(device: &Device, found: Vec<Found>) -> Row {
     }
 }
 
-fn holders(claims: &[ResourceClaim]) -> Holders {
-    let mut holders = Holders::new();
+fn holders(claims: &[ResourceClaim]) -> DeviceUses {
+    let mut holders = DeviceUses::new();
     for claim in claims {
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
         let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else { continue };
@@ -353,20 +356,20 @@ fn found(
     claim: &ResourceClaim,
     result: &DeviceRequestAllocationResult,
     configs: &[DeviceAllocationConfiguration],
-) -> Found {
+) -> DeviceUse {
     if is_hold(claim) {
-        return Found::Hold;
+        return DeviceUse::Hold;
     }
     let reserved = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-    let (kind, part): (fn(Holder) -> Found, Part) = match result.admin_access {
-        Some(true) => (Found::Claim, Part::Admin),
+    let (kind, part): (fn(ClaimShare) -> DeviceUse, HeldAmount) = match result.admin_access {
+        Some(true) => (DeviceUse::Claim, HeldAmount::Admin),
         _ => match (granted(result, configs), consumed(result)) {
-            (Some(granted), _) => (Found::Claim, part(&granted)),
-            (None, Some(consumed)) => (Found::Scheduled, consumed),
-            (None, None) => (Found::Claim, Part::Whole),
+            (Some(granted), _) => (DeviceUse::Claim, part(&granted)),
+            (None, Some(consumed)) => (DeviceUse::Scheduled, consumed),
+            (None, None) => (DeviceUse::Claim, HeldAmount::Whole),
         },
     };
-    kind(Holder {
+    kind(ClaimShare {
         namespace: claim.metadata.namespace.clone().unwrap_or_default(),
         claim: claim.metadata.name.clone().unwrap_or_default(),
         pods: reserved.filter(|user| user.resource == "pods").map(|user| user.name.clone()).collect(),
@@ -396,24 +399,24 @@ pub(super) fn granted(
         .find_map(|grant| grant.devices.into_iter().find(|one| one.device.as_str() == result.device))
 }
 
-fn part(device: &GrantedDevice) -> Part {
+fn part(device: &GrantedDevice) -> HeldAmount {
     let memory_mib = device.memory.mib_floor();
     match device.extent {
-        Extent::Whole => Part::Whole,
+        Extent::Whole => HeldAmount::Whole,
         Extent::Part => {
-            Part::Share { memory_mib, compute: device.compute.map(|percent| u64::from(percent.get())) }
+            HeldAmount::Share { memory_mib, compute: device.compute.map(|percent| u64::from(percent.get())) }
         }
         Extent::Mig(MigPlace { profile_id, placement: Placement { start, size } }) => {
-            Part::Mig { memory_mib, profile: profile_id, start, size }
+            HeldAmount::Mig { memory_mib, profile: profile_id, start, size }
         }
     }
 }
 
 /// What the scheduler gave.
-fn consumed(result: &DeviceRequestAllocationResult) -> Option<Part> {
+fn consumed(result: &DeviceRequestAllocationResult) -> Option<HeldAmount> {
     result.share_id.as_ref()?;
     let consumed = result.consumed_capacity.as_ref()?;
     let number = |name: &str| consumed.get(name)?.0.parse::<Quantity>().ok()?.units_ceil();
     let memory_mib = Bytes(number(MEMORY)?).mib_floor();
-    Some(Part::Share { memory_mib, compute: number(COMPUTE).filter(|percent| *percent > 0) })
+    Some(HeldAmount::Share { memory_mib, compute: number(COMPUTE).filter(|percent| *percent > 0) })
 }

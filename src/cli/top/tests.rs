@@ -2,13 +2,13 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use super::bounds::bounds;
-use super::draw::{Look, cut, table};
+use super::draw::{PictureStyle, cut, table};
 use super::map::{Map, map};
 use super::used::Uses;
 
 /// As it is printed into a file, 82 columns wide.
 fn draw(map: &Map, width: usize) -> String {
-    super::draw::draw(map, Look { width, reverse: false })
+    super::draw::draw(map, PictureStyle { width, reverse: false })
 }
 
 fn device(name: &str, grantable: Option<i64>) -> Value {
@@ -280,7 +280,7 @@ what is used on node-b is not known: no answer within 5 s
 
 #[test]
 fn on_a_terminal_the_used_part_of_a_share_is_set_off_within_it() {
-    let text = super::draw::draw(&seen_with_use(), Look { width: 82, reverse: true });
+    let text = super::draw::draw(&seen_with_use(), PictureStyle { width: 82, reverse: true });
     assert!(text.contains("[\x1b[7mAA\x1b[27mAAA...............]"), "{text:?}");
     assert!(text.contains("[\x1b[7mA\x1b[27m...................]"), "a little is seen, too: {text:?}");
     assert!(text.contains("[####################] team/whole-pod"), "of node-b nothing is known: {text:?}");
@@ -290,7 +290,7 @@ fn on_a_terminal_the_used_part_of_a_share_is_set_off_within_it() {
     let limit = used("memory_limit_bytes", "gpu-0", "whole", "whole-pod", &(40_000_u64 << 20).to_string());
     uses.read("node-b", &format!("{page}{limit}").replace("node-a", "node-b"));
     uses.put_on(&mut whole, |node| node == "node-b");
-    let text = super::draw::draw(&whole, Look { width: 82, reverse: true });
+    let text = super::draw::draw(&whole, PictureStyle { width: 82, reverse: true });
     assert!(text.contains("[\x1b[7m##########\x1b[27m##########] team/whole-pod"), "{text:?}");
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::map::{Map, Part};
+use super::map::{HeldAmount, Map};
 use crate::model::names::PoolName;
 
 /// Before the names of a claim's figures.
@@ -35,7 +35,7 @@ pub struct PodUse {
 
 /// Whose a row is. The order is that of the answer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Owner {
+struct RowOwner {
     node: String,
     device: String,
     namespace: String,
@@ -44,7 +44,7 @@ struct Owner {
 
 /// Rows by claim and device, then by pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Uses(BTreeMap<Owner, BTreeMap<String, PodUse>>);
+pub struct Uses(BTreeMap<RowOwner, BTreeMap<String, PodUse>>);
 
 impl Uses {
     /// Adds what a node's page says of that node's own devices. False: it says nothing of any claim.
@@ -58,7 +58,7 @@ impl Uses {
                 continue;
             }
             found = true;
-            let owner = Owner {
+            let owner = RowOwner {
                 node: node.to_owned(),
                 device: label("device"),
                 namespace: label("namespace"),
@@ -76,8 +76,8 @@ impl Uses {
     pub fn put_on(&self, map: &mut Map, answered: impl Fn(&str) -> bool) {
         for node in map.nodes.iter_mut().filter(|node| answered(&node.name)) {
             for row in &mut node.devices {
-                for holder in row.claims.iter_mut().filter(|holder| holder.part != Part::Admin) {
-                    let owner = Owner {
+                for holder in row.claims.iter_mut().filter(|holder| holder.part != HeldAmount::Admin) {
+                    let owner = RowOwner {
                         node: node.name.clone(),
                         device: row.device.clone(),
                         namespace: holder.namespace.clone(),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::Place;
+use super::ClaimPlace;
 use crate::controller::core::Core;
-use crate::controller::holds::Phase;
+use crate::controller::holds::HoldPhase;
 use crate::controller::recorder::KEPT_FOR;
 use crate::controller::view::{Claim, GpuRef};
 
@@ -36,7 +36,7 @@ pub(super) fn goes_first(before: usize) -> Option<String> {
 }
 
 /// What is still to happen before the claim gets a place that there is.
-pub(super) fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) -> Vec<String> {
+pub(super) fn holdups(core: &Core, place: &ClaimPlace, before: usize, at: Timestamp) -> Vec<String> {
     let mut holdups = Vec::new();
     if before > 0 {
         let pods =
@@ -56,7 +56,7 @@ pub(super) fn holdups(core: &Core, place: &Place, before: usize, at: Timestamp) 
             None => holdups.push(format!(
                 "{gpu} is nobody's yet: the controller takes it first, by a claim of its own that {settles}"
             )),
-            Some(Phase::Settling { .. }) if is_younger(core, gpu, settle, at) => {
+            Some(HoldPhase::Settling { .. }) if is_younger(core, gpu, settle, at) => {
                 holdups.push(format!("{gpu} was taken a moment ago: that {settles}"));
             }
             Some(_) => {}

@@ -18,7 +18,7 @@ const TOO_COSTLY: &str = "not looked at: the claim's selectors cost too much";
 
 /// How a device looks to a class and selectors.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum DeviceMatch {
     /// Of another class.
     Other,
     NotSelected,
@@ -32,7 +32,7 @@ pub(super) struct Chosen {
     is_ours: bool,
     /// The request's own, with whether any device of the class matches it.
     selectors: Vec<(String, bool)>,
-    seen: BTreeMap<GpuRef, Seen>,
+    seen: BTreeMap<GpuRef, DeviceMatch>,
     /// None is chosen, but one would be if its capacity `memory` were all memory that it has.
     by_total: bool,
 }
@@ -64,7 +64,8 @@ impl Chosen {
         for node in listing.pools() {
             for (name, device) in listing.devices(node) {
                 let seen = chosen.look(&class, &own, &device, spent);
-                chosen.by_total |= seen == Seen::NotSelected && would_be_by_total(&own, &device.facts, spent);
+                chosen.by_total |=
+                    seen == DeviceMatch::NotSelected && would_be_by_total(&own, &device.facts, spent);
                 chosen.seen.insert(GpuRef::new(node, &name), seen);
             }
         }
@@ -77,22 +78,22 @@ impl Chosen {
         own: &[Selector],
         device: &ListedDevice,
         spent: &mut Spent,
-    ) -> Seen {
+    ) -> DeviceMatch {
         for selector in class {
             match spent.on(selector, &device.facts) {
                 Ok(true) => {}
-                Ok(false) => return Seen::Other,
-                Err(words) => return Seen::Failed(words),
+                Ok(false) => return DeviceMatch::Other,
+                Err(words) => return DeviceMatch::Failed(words),
             }
         }
         // All of them, so that one that matches nothing is found.
-        let mut seen = Seen::Chosen;
+        let mut seen = DeviceMatch::Chosen;
         for (selector, (_, ever)) in own.iter().zip(&mut self.selectors) {
             match spent.on(selector, &device.facts) {
                 Ok(true) => *ever = true,
-                Ok(false) if seen == Seen::Chosen => seen = Seen::NotSelected,
+                Ok(false) if seen == DeviceMatch::Chosen => seen = DeviceMatch::NotSelected,
                 // After one that is false kube-scheduler looks at no other.
-                Err(words) if seen == Seen::Chosen => seen = Seen::Failed(words),
+                Err(words) if seen == DeviceMatch::Chosen => seen = DeviceMatch::Failed(words),
                 Ok(false) | Err(_) => {}
             }
         }
@@ -101,22 +102,22 @@ impl Chosen {
 
     /// None of our devices is of its class, and the class does not speak of our driver either.
     pub fn is_foreign(&self) -> bool {
-        !self.is_ours && self.seen.values().all(|seen| *seen == Seen::Other)
+        !self.is_ours && self.seen.values().all(|seen| *seen == DeviceMatch::Other)
     }
 
-    pub fn seen(&self, gpu: &GpuRef) -> &Seen {
-        self.seen.get(gpu).unwrap_or(&Seen::Other)
+    pub fn seen(&self, gpu: &GpuRef) -> &DeviceMatch {
+        self.seen.get(gpu).unwrap_or(&DeviceMatch::Other)
     }
 
     /// Why no device of the cluster is chosen, whatever is free; none: one is.
     pub fn why_none(&self, class: &str) -> Option<String> {
-        if self.seen.values().any(|seen| *seen == Seen::Chosen) {
+        if self.seen.values().any(|seen| *seen == DeviceMatch::Chosen) {
             return None;
         }
-        let of_class = self.seen.values().filter(|seen| **seen != Seen::Other).count();
+        let of_class = self.seen.values().filter(|seen| **seen != DeviceMatch::Other).count();
         let failed = self.seen.values().find_map(|seen| match seen {
-            Seen::Failed(words) => Some(words.clone()),
-            Seen::Other | Seen::NotSelected | Seen::Chosen => None,
+            DeviceMatch::Failed(words) => Some(words.clone()),
+            DeviceMatch::Other | DeviceMatch::NotSelected | DeviceMatch::Chosen => None,
         });
         Some(match (of_class, failed) {
             (0, _) => format!("no device of class {class} is published in the cluster"),

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ExactDeviceRequest, ResourceClaim};
 
-use super::chosen::{Chosen, Seen, Spent};
-use super::listing::{Given, ListedDevice, Listing};
-use super::nodes::{Gpus, Miss, Verdict, list, whole};
+use super::chosen::{Chosen, DeviceMatch, Spent};
+use super::listing::{HeldDevicePart, ListedDevice, Listing};
+use super::nodes::{Miss, NodeObstacle, TooFewGpus, list, whole};
 use crate::controller::core::Core;
 use crate::controller::requests::{exact, expressions};
 use crate::controller::view::GpuRef;
@@ -24,14 +24,14 @@ const CLASSES_TOLD: usize = 8;
 
 /// One request, with its alternatives.
 #[derive(Debug, Clone)]
-pub struct Sought {
+pub struct SoughtDevices {
     request: String,
-    choices: Vec<Choice>,
+    choices: Vec<DeviceChoice>,
 }
 
 /// Devices of one class.
 #[derive(Debug, Clone)]
-struct Choice {
+struct DeviceChoice {
     class: String,
     selectors: Vec<String>,
     tolerations: Vec<Toleration>,
@@ -59,27 +59,27 @@ pub enum Outlook {
     /// No node has enough for it now.
     Busy {
         words: String,
-        nodes: Vec<(NodeName, Verdict)>,
+        nodes: Vec<(NodeName, NodeObstacle)>,
     },
 }
 
 /// What a claim seeks. Requests for a look at devices in use take nothing.
-pub fn of_claim(claim: &ResourceClaim) -> Vec<Sought> {
+pub fn of_claim(claim: &ResourceClaim) -> Vec<SoughtDevices> {
     let devices = claim.spec.as_ref().and_then(|spec| spec.devices.as_ref());
     let requests = devices.iter().flat_map(|devices| devices.requests.iter().flatten());
     let one = |request: &k8s_openapi::api::resource::v1::DeviceRequest| {
         let exactly = request.exactly.iter().filter(|one| one.admin_access != Some(true)).map(choice);
         let alternatives = request.first_available.iter().flatten().map(|sub| choice(&exact(sub)));
-        Sought { request: request.name.clone(), choices: exactly.chain(alternatives).collect() }
+        SoughtDevices { request: request.name.clone(), choices: exactly.chain(alternatives).collect() }
     };
     requests.map(one).filter(|sought| !sought.choices.is_empty()).collect()
 }
 
 /// What a pod seeks by its limits: (resource, class, how many).
-pub fn of_limits(limits: &[(String, &str, u32)]) -> Vec<Sought> {
-    let one = |(resource, class, count): &(String, &str, u32)| Sought {
+pub fn of_limits(limits: &[(String, &str, u32)]) -> Vec<SoughtDevices> {
+    let one = |(resource, class, count): &(String, &str, u32)| SoughtDevices {
         request: resource.clone(),
-        choices: vec![Choice {
+        choices: vec![DeviceChoice {
             class: (*class).to_owned(),
             selectors: Vec::new(),
             tolerations: Vec::new(),
@@ -91,10 +91,10 @@ pub fn of_limits(limits: &[(String, &str, u32)]) -> Vec<Sought> {
     limits.iter().map(one).collect()
 }
 
-fn choice(one: &ExactDeviceRequest) -> Choice {
+fn choice(one: &ExactDeviceRequest) -> DeviceChoice {
     let capacity = one.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
     let units = |text: &str| text.parse::<Quantity>().ok()?.units_ceil();
-    Choice {
+    DeviceChoice {
         class: one.device_class_name.clone(),
         selectors: expressions(one.selectors.as_deref()),
         tolerations: one.tolerations.iter().flatten().filter_map(Toleration::of).collect(),
@@ -108,16 +108,16 @@ fn choice(one: &ExactDeviceRequest) -> Choice {
 }
 
 /// A choice, with the devices that it chooses.
-struct Looked<'a> {
-    choice: &'a Choice,
+struct ExaminedChoice<'a> {
+    choice: &'a DeviceChoice,
     chosen: Chosen,
 }
 
 /// A request, with its alternatives.
-type Request<'a> = (&'a Sought, Vec<Looked<'a>>);
+type ExaminedRequest<'a> = (&'a SoughtDevices, Vec<ExaminedChoice<'a>>);
 
 /// How a device of a node looks to a choice.
-enum Look {
+enum DeviceFit {
     /// Of another class.
     Other,
     Missed(Miss),
@@ -127,7 +127,7 @@ enum Look {
 }
 
 /// `pods`: those that want it, all of which must be able to run on the node.
-pub fn outlook(core: &Core, listing: &Listing, sought: &[Sought], pods: &[&Pod]) -> Outlook {
+pub fn outlook(core: &Core, listing: &Listing, sought: &[SoughtDevices], pods: &[&Pod]) -> Outlook {
     let (mut spent, mut looked) = (Spent::default(), Vec::new());
     for one in sought {
         match look_at(listing, one, &mut spent) {
@@ -147,7 +147,7 @@ pub fn outlook(core: &Core, listing: &Listing, sought: &[Sought], pods: &[&Pod])
     let (mut free, mut held, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for (name, state) in core.view.nodes() {
         let verdict = match state.object.as_deref() {
-            None => Err(Verdict::NoNode),
+            None => Err(NodeObstacle::NoNode),
             Some(node) => of_node(core, listing, name, node, &looked, pods),
         };
         match verdict {
@@ -163,7 +163,11 @@ pub fn outlook(core: &Core, listing: &Listing, sought: &[Sought], pods: &[&Pod])
     }
 }
 
-fn look_at<'a>(listing: &Listing, sought: &'a Sought, spent: &mut Spent) -> Result<Vec<Looked<'a>>, Outlook> {
+fn look_at<'a>(
+    listing: &Listing,
+    sought: &'a SoughtDevices,
+    spent: &mut Spent,
+) -> Result<Vec<ExaminedChoice<'a>>, Outlook> {
     let mut all = Vec::new();
     for choice in &sought.choices {
         let Some(class) = listing.classes().get(&choice.class) else {
@@ -177,7 +181,7 @@ fn look_at<'a>(listing: &Listing, sought: &'a Sought, spent: &mut Spent) -> Resu
             };
             Outlook::NoMatch(format!("{whose}: {error}"))
         })?;
-        all.push(Looked { choice, chosen });
+        all.push(ExaminedChoice { choice, chosen });
     }
     Ok(all)
 }
@@ -192,7 +196,7 @@ fn no_class(listing: &Listing, request: &str, class: &str) -> String {
 }
 
 /// Words for a request that no device of the cluster can serve, whatever is free.
-fn unmatched(sought: &Sought, choices: &[Looked<'_>]) -> Option<String> {
+fn unmatched(sought: &SoughtDevices, choices: &[ExaminedChoice<'_>]) -> Option<String> {
     let whys: Option<Vec<String>> =
         choices.iter().map(|one| one.chosen.why_none(&one.choice.class)).collect();
     whys?.pop().map(|why| format!("request {}: {why}", sought.request))
@@ -204,9 +208,9 @@ fn of_node(
     listing: &Listing,
     name: &NodeName,
     node: &Node,
-    sought: &[Request<'_>],
+    sought: &[ExaminedRequest<'_>],
     pods: &[&Pod],
-) -> Result<bool, Verdict> {
+) -> Result<bool, NodeObstacle> {
     let devices = listing.devices(name);
     let mut used = BTreeMap::new();
     let (mut any_held, mut short) = (false, None);
@@ -231,13 +235,13 @@ fn of_node(
             short = short.or(failed);
         }
     }
-    if short == Some(Verdict::NoDevices) {
-        return Err(Verdict::NoDevices);
+    if short == Some(NodeObstacle::NoDevices) {
+        return Err(NodeObstacle::NoDevices);
     }
     if let Some(unfit) = pods.iter().find_map(|pod| listing.unfit(pod, &core.view.demands_of(pod)?, node)) {
-        return Err(Verdict::Barred(unfit));
+        return Err(NodeObstacle::Barred(unfit));
     }
-    let lack = || pods.iter().find_map(|pod| listing.lack(pod, node)).map(Verdict::Lacks);
+    let lack = || pods.iter().find_map(|pod| listing.lack(pod, node)).map(NodeObstacle::Lacks);
     short.or_else(lack).map_or(Ok(any_held), Err)
 }
 
@@ -250,30 +254,30 @@ fn of_choice(
     listing: &Listing,
     node: &NodeName,
     devices: &BTreeMap<DeviceName, ListedDevice>,
-    one: &Looked<'_>,
+    one: &ExaminedChoice<'_>,
     used: &mut Used,
-) -> Result<bool, Verdict> {
+) -> Result<bool, NodeObstacle> {
     let (mut free, mut held, mut misses) = (Vec::new(), Vec::new(), BTreeMap::<Miss, Vec<DeviceName>>::new());
     for (name, device) in devices {
         let gpu = GpuRef::new(node, name);
         let before = used.get(name).map_or(&[][..], Vec::as_slice);
         match look(core, listing, &gpu, device, one, before) {
-            Look::Other => {}
-            Look::Fits { held: false } => free.push(name.clone()),
-            Look::Fits { held: true } => held.push(name.clone()),
-            Look::Missed(miss) => misses.entry(miss).or_default().push(name.clone()),
+            DeviceFit::Other => {}
+            DeviceFit::Fits { held: false } => free.push(name.clone()),
+            DeviceFit::Fits { held: true } => held.push(name.clone()),
+            DeviceFit::Missed(miss) => misses.entry(miss).or_default().push(name.clone()),
         }
     }
     let unselected = |miss: &Miss| matches!(miss, Miss::NotSelected(_));
     let chosen = misses.iter().filter(|(miss, _)| !unselected(miss)).map(|(_, all)| all.len()).sum::<usize>();
     let there = free.len() + held.len() + chosen;
     if there == 0 && misses.is_empty() {
-        return Err(Verdict::NoDevices);
+        return Err(NodeObstacle::NoDevices);
     }
     let needed = one.choice.count.unwrap_or(there).max(1);
     let fit: Vec<DeviceName> = free.iter().chain(&held).cloned().collect();
     if fit.len() < needed {
-        return Err(Verdict::Gpus(Gpus::new(needed, fit, misses)));
+        return Err(NodeObstacle::Gpus(TooFewGpus::new(needed, fit, misses)));
     }
     let taken = &fit[..needed];
     for name in taken {
@@ -284,7 +288,7 @@ fn of_choice(
 }
 
 /// What the choice takes of each capacity of a device.
-fn needs(device: &ListedDevice, choice: &Choice) -> BTreeMap<String, u64> {
+fn needs(device: &ListedDevice, choice: &DeviceChoice) -> BTreeMap<String, u64> {
     let all = device.capacity.iter();
     all.map(|(name, one)| (name.clone(), choice.capacity.get(name).copied().unwrap_or(one.default))).collect()
 }
@@ -294,26 +298,27 @@ fn look(
     listing: &Listing,
     gpu: &GpuRef,
     device: &ListedDevice,
-    one: &Looked<'_>,
+    one: &ExaminedChoice<'_>,
     before: &[BTreeMap<String, u64>],
-) -> Look {
+) -> DeviceFit {
     match one.chosen.seen(gpu) {
-        Seen::Chosen => {}
-        Seen::Other => return Look::Other,
-        Seen::NotSelected => return Look::Missed(Miss::NotSelected(one.chosen.words())),
-        Seen::Failed(words) => return Look::Missed(Miss::Failed(words.clone())),
+        DeviceMatch::Chosen => {}
+        DeviceMatch::Other => return DeviceFit::Other,
+        DeviceMatch::NotSelected => return DeviceFit::Missed(Miss::NotSelected(one.chosen.words())),
+        DeviceMatch::Failed(words) => return DeviceFit::Missed(Miss::Failed(words.clone())),
     }
     if let Some(taint) = untolerated(&device.taints, &one.choice.tolerations) {
-        return Look::Missed(Miss::Tainted(taint.to_string()));
+        return DeviceFit::Missed(Miss::Tainted(taint.to_string()));
     }
     let is_idle = core.holds.is_ours(gpu) && !core.capacity.is_granted(gpu);
-    let given: Vec<&Given> = listing.given(gpu).iter().filter(|given| !(given.is_hold && is_idle)).collect();
+    let given: Vec<&HeldDevicePart> =
+        listing.given(gpu).iter().filter(|given| !(given.is_hold && is_idle)).collect();
     if is_idle && given.is_empty() && before.is_empty() {
-        return Look::Fits { held: true };
+        return DeviceFit::Fits { held: true };
     }
     match taken(core, listing, gpu, device, one.choice, &given, before) {
-        Some(miss) => Look::Missed(miss),
-        None => Look::Fits { held: false },
+        Some(miss) => DeviceFit::Missed(miss),
+        None => DeviceFit::Fits { held: false },
     }
 }
 
@@ -323,8 +328,8 @@ fn taken(
     listing: &Listing,
     gpu: &GpuRef,
     device: &ListedDevice,
-    choice: &Choice,
-    given: &[&Given],
+    choice: &DeviceChoice,
+    given: &[&HeldDevicePart],
     before: &[BTreeMap<String, u64>],
 ) -> Option<Miss> {
     if let Some(words) = whole(core, listing, gpu) {
@@ -361,7 +366,7 @@ fn taken(
 }
 
 /// Others have parts of the device.
-fn shared(given: &[&Given]) -> Miss {
+fn shared(given: &[&HeldDevicePart]) -> Miss {
     let holders = given.iter().filter(|one| !one.is_hold);
     let names: Vec<String> = holders.map(|one| format!("{}/{}", one.namespace, one.claim)).collect();
     Miss::Closed(match names.as_slice() {
@@ -373,18 +378,18 @@ fn shared(given: &[&Given]) -> Miss {
 }
 
 /// The nearest node, if there is one that takes the pods.
-fn busy(sought: &[Request<'_>], rows: &[(NodeName, Verdict)]) -> String {
+fn busy(sought: &[ExaminedRequest<'_>], rows: &[(NodeName, NodeObstacle)]) -> String {
     let begin = match sought {
         [(one, _)] => format!("request {}: ", one.request),
         _ => String::new(),
     };
-    let with: Vec<&(NodeName, Verdict)> =
-        rows.iter().filter(|(_, verdict)| !matches!(verdict, Verdict::NoDevices)).collect();
+    let with: Vec<&(NodeName, NodeObstacle)> =
+        rows.iter().filter(|(_, verdict)| !matches!(verdict, NodeObstacle::NoDevices)).collect();
     let lacks: Vec<_> = with.iter().filter_map(|(node, verdict)| Some((node, verdict.lack()?))).collect();
     if let Some(words) = super::nodes::lacking(&lacks) {
         return words;
     }
-    let open = with.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Gpus(_)));
+    let open = with.iter().filter(|(_, verdict)| matches!(verdict, NodeObstacle::Gpus(_)));
     let nearest = open.max_by_key(|(_, verdict)| verdict.fits());
     match (nearest, with.first()) {
         (Some((node, verdict)), _) => {

@@ -42,7 +42,7 @@ pub struct Capacity {
 
 /// A device that a claim has, or a part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
+pub struct HeldDevicePart {
     pub namespace: String,
     pub claim: String,
     /// The claim is one with which the controller keeps the GPU for shares.
@@ -84,7 +84,7 @@ pub struct Listing {
     pools: BTreeMap<NodeName, Slices>,
     rules: Vec<TaintRule>,
     classes: BTreeMap<String, OtherClass>,
-    given: BTreeMap<GpuRef, Vec<Given>>,
+    given: BTreeMap<GpuRef, Vec<HeldDevicePart>>,
     taken: BTreeMap<NodeName, Taken>,
     quotas: Vec<ResourceQuota>,
     denied: Vec<Denied>,
@@ -140,7 +140,7 @@ impl Listing {
             }
             let gpu = GpuRef::new(PoolName::new(&result.pool).node(), &DeviceName::new(&result.device));
             let (namespace, claim) = (namespace.clone(), name.clone());
-            let given = Given { namespace, claim, is_hold, consumed: consumed(result) };
+            let given = HeldDevicePart { namespace, claim, is_hold, consumed: consumed(result) };
             self.given.entry(gpu).or_default().push(given);
         }
         if namespace == self.namespace {
@@ -225,12 +225,12 @@ impl Listing {
         self.pools.keys()
     }
 
-    pub fn given(&self, gpu: &GpuRef) -> &[Given] {
+    pub fn given(&self, gpu: &GpuRef) -> &[HeldDevicePart] {
         self.given.get(gpu).map_or(&[], Vec::as_slice)
     }
 
     /// What a claim has of a device. None: nothing that is known.
-    pub fn part(&self, gpu: &GpuRef, namespace: &str, claim: &str) -> Option<&Given> {
+    pub fn part(&self, gpu: &GpuRef, namespace: &str, claim: &str) -> Option<&HeldDevicePart> {
         self.given(gpu).iter().find(|one| one.claim == claim && one.namespace == namespace)
     }
 

@@ -21,11 +21,11 @@ const NAMES_MAX: usize = 3;
 
 /// What keeps a pod off a node. As text it stands behind the node's name.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Verdict {
+pub enum NodeObstacle {
     /// For this pod alone.
     Room,
     /// GPUs of it that one request of the pod could have are too few.
-    Gpus(Gpus),
+    Gpus(TooFewGpus),
     /// Each request fits by itself.
     Together,
     Short(NodeShort),
@@ -46,7 +46,7 @@ pub enum Verdict {
 
 /// The GPUs of a node, as the first request that lacks some finds them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gpus {
+pub struct TooFewGpus {
     needed: usize,
     fit: Vec<DeviceName>,
     /// The nearest first: those with equal words together.
@@ -107,7 +107,7 @@ pub(super) enum Miss {
 
 /// Verdicts that are told in one line where there are many. The order is that of nearness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ObstacleKind {
     Room,
     Together,
     Slots,
@@ -138,7 +138,7 @@ pub enum Kind {
     NoGpus,
 }
 
-impl Kind {
+impl ObstacleKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Room => "room",
@@ -173,30 +173,32 @@ impl Kind {
     }
 }
 
-impl Verdict {
-    pub fn kind(&self) -> Kind {
+impl NodeObstacle {
+    pub fn kind(&self) -> ObstacleKind {
         match self {
-            Self::Room => Kind::Room,
-            Self::Together => Kind::Together,
-            Self::Gpus(gpus) => gpus.misses.first().map_or(Kind::Closed, |(miss, _)| miss.kind()),
-            Self::Short(NodeShort::Cpu { .. }) | Self::Barred(Unfit::Cpu { .. }) => Kind::Cpu,
-            Self::Short(NodeShort::Memory { .. }) | Self::Barred(Unfit::Memory { .. }) => Kind::NodeMemory,
-            Self::Pods | Self::Barred(Unfit::Pods) => Kind::Pods,
-            Self::Elsewhere(_) => Kind::Elsewhere,
-            Self::NoNode => Kind::NoNode,
-            Self::NoGpus | Self::NoDevices => Kind::NoGpus,
-            Self::Lacks(_) | Self::Barred(Unfit::Resource { .. }) => Kind::Resource,
-            Self::Barred(Unfit::Cordoned) => Kind::Cordoned,
-            Self::Barred(Unfit::OtherNode(_)) => Kind::OtherNode,
-            Self::Barred(Unfit::NotReady(_)) => Kind::NotReady,
-            Self::Barred(Unfit::Taint { .. }) => Kind::Taint,
-            Self::Barred(Unfit::Selector { .. } | Unfit::SelectorLabel { .. }) => Kind::NodeSelector,
-            Self::Barred(Unfit::Affinity { .. } | Unfit::TooLarge(_)) => Kind::Affinity,
-            Self::Barred(Unfit::Volume { .. }) => Kind::Volume,
-            Self::Barred(Unfit::Port { .. }) => Kind::Port,
-            Self::Barred(Unfit::Spread { .. } | Unfit::SpreadLabel(_)) => Kind::Spread,
-            Self::Barred(Unfit::Near { .. } | Unfit::NearLabel(_)) => Kind::PodAffinity,
-            Self::Barred(Unfit::Avoids { .. } | Unfit::AvoidedBy { .. }) => Kind::PodAntiAffinity,
+            Self::Room => ObstacleKind::Room,
+            Self::Together => ObstacleKind::Together,
+            Self::Gpus(gpus) => gpus.misses.first().map_or(ObstacleKind::Closed, |(miss, _)| miss.kind()),
+            Self::Short(NodeShort::Cpu { .. }) | Self::Barred(Unfit::Cpu { .. }) => ObstacleKind::Cpu,
+            Self::Short(NodeShort::Memory { .. }) | Self::Barred(Unfit::Memory { .. }) => {
+                ObstacleKind::NodeMemory
+            }
+            Self::Pods | Self::Barred(Unfit::Pods) => ObstacleKind::Pods,
+            Self::Elsewhere(_) => ObstacleKind::Elsewhere,
+            Self::NoNode => ObstacleKind::NoNode,
+            Self::NoGpus | Self::NoDevices => ObstacleKind::NoGpus,
+            Self::Lacks(_) | Self::Barred(Unfit::Resource { .. }) => ObstacleKind::Resource,
+            Self::Barred(Unfit::Cordoned) => ObstacleKind::Cordoned,
+            Self::Barred(Unfit::OtherNode(_)) => ObstacleKind::OtherNode,
+            Self::Barred(Unfit::NotReady(_)) => ObstacleKind::NotReady,
+            Self::Barred(Unfit::Taint { .. }) => ObstacleKind::Taint,
+            Self::Barred(Unfit::Selector { .. } | Unfit::SelectorLabel { .. }) => ObstacleKind::NodeSelector,
+            Self::Barred(Unfit::Affinity { .. } | Unfit::TooLarge(_)) => ObstacleKind::Affinity,
+            Self::Barred(Unfit::Volume { .. }) => ObstacleKind::Volume,
+            Self::Barred(Unfit::Port { .. }) => ObstacleKind::Port,
+            Self::Barred(Unfit::Spread { .. } | Unfit::SpreadLabel(_)) => ObstacleKind::Spread,
+            Self::Barred(Unfit::Near { .. } | Unfit::NearLabel(_)) => ObstacleKind::PodAffinity,
+            Self::Barred(Unfit::Avoids { .. } | Unfit::AvoidedBy { .. }) => ObstacleKind::PodAntiAffinity,
         }
     }
 
@@ -225,7 +227,7 @@ impl Verdict {
     }
 }
 
-impl Gpus {
+impl TooFewGpus {
     pub(super) fn new(needed: usize, fit: Vec<DeviceName>, misses: BTreeMap<Miss, Vec<DeviceName>>) -> Self {
         let mut misses: Vec<_> = misses.into_iter().collect();
         misses.sort_by_key(|(miss, _)| (miss.kind(), std::cmp::Reverse(free(miss))));
@@ -249,16 +251,16 @@ pub(super) fn lacking(lacks: &[(&NodeName, &Lack)]) -> Option<String> {
 }
 
 impl Miss {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> ObstacleKind {
         match self {
-            Self::Slots { .. } => Kind::Slots,
-            Self::Compute { .. } => Kind::Compute,
-            Self::Memory { .. } | Self::Mig { .. } => Kind::Memory,
-            Self::Closed(_) | Self::Capacity { .. } => Kind::Closed,
-            Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => Kind::Small,
-            Self::Isolation { .. } | Self::Cut | Self::ByScheduler => Kind::Isolation,
-            Self::Product | Self::NotSelected(_) | Self::Failed(_) => Kind::Selector,
-            Self::Tainted(_) => Kind::GpuTaint,
+            Self::Slots { .. } => ObstacleKind::Slots,
+            Self::Compute { .. } => ObstacleKind::Compute,
+            Self::Memory { .. } | Self::Mig { .. } => ObstacleKind::Memory,
+            Self::Closed(_) | Self::Capacity { .. } => ObstacleKind::Closed,
+            Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => ObstacleKind::Small,
+            Self::Isolation { .. } | Self::Cut | Self::ByScheduler => ObstacleKind::Isolation,
+            Self::Product | Self::NotSelected(_) | Self::Failed(_) => ObstacleKind::Selector,
+            Self::Tainted(_) => ObstacleKind::GpuTaint,
         }
     }
 
@@ -332,7 +334,7 @@ pub(super) fn list<T: fmt::Display>(names: &[T]) -> String {
     }
 }
 
-impl fmt::Display for Gpus {
+impl fmt::Display for TooFewGpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if self.needed > 1 {
@@ -363,7 +365,7 @@ fn apart(near: &Miss, miss: &Miss) -> bool {
     matches!(miss, Miss::Closed(_)) || std::mem::discriminant(near) != std::mem::discriminant(miss)
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for NodeObstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Room => f.write_str("has room for this pod alone"),
@@ -400,7 +402,7 @@ pub(super) fn verdicts(
     listing: &Listing,
     pod: &PodUid,
     now: Moment,
-) -> Option<Vec<(NodeName, Verdict)>> {
+) -> Option<Vec<(NodeName, NodeObstacle)>> {
     // Of alternatives the last: it is the one that is told of.
     let PodAsk { shape, nodes } = core.part(pod, &Default::default(), now).ok().flatten()?.into_last_ask();
     let found = allocate::verdicts(&mut core.capacity.index, &shape);
@@ -411,14 +413,14 @@ pub(super) fn verdicts(
     let several = ask::is_several(&shape);
     let one = |(name, state): (&NodeName, &crate::controller::view::NodeState)| {
         let verdict = match (elsewhere(&nodes, name), found.remove(name)) {
-            (_, None) => Verdict::NoGpus,
-            (Some(there), _) => Verdict::Elsewhere(there),
+            (_, None) => NodeObstacle::NoGpus,
+            (Some(there), _) => NodeObstacle::Elsewhere(there),
             (None, Some(found)) => {
                 let barred = barred(core, pod, (name, state.object.as_deref()), &ruled);
                 let verdict = barred.unwrap_or_else(|| of_node(core, listing, &shape, found, several));
-                let lacks = || lack(listing, pod, state.object.as_deref()).map(Verdict::Lacks);
+                let lacks = || lack(listing, pod, state.object.as_deref()).map(NodeObstacle::Lacks);
                 match &verdict {
-                    Verdict::Room | Verdict::Together => lacks().unwrap_or(verdict),
+                    NodeObstacle::Room | NodeObstacle::Together => lacks().unwrap_or(verdict),
                     _ => verdict,
                 }
             }
@@ -449,18 +451,18 @@ fn barred(
     pod: &Pod,
     (name, object): (&NodeName, Option<&Node>),
     ruled: &[Ruled],
-) -> Option<Verdict> {
-    let Some(object) = object else { return Some(Verdict::NoNode) };
+) -> Option<NodeObstacle> {
+    let Some(object) = object else { return Some(NodeObstacle::NoNode) };
     if let Some(unfit) = pod.demands.as_deref().and_then(|demands| feasible::why_not(demands, object)) {
-        return Some(Verdict::Barred(unfit));
+        return Some(NodeObstacle::Barred(unfit));
     }
     if let Some(unfit) = core.port_taken(pod, name).filter(|_| pod.node.is_none()) {
-        return Some(Verdict::Barred(unfit));
+        return Some(NodeObstacle::Barred(unfit));
     }
     if pod.node.is_none() && core.capacity.left(name).pods == 0 {
-        return Some(Verdict::Pods);
+        return Some(NodeObstacle::Pods);
     }
-    core.why_apart(ruled, name).map(Verdict::Barred)
+    core.why_apart(ruled, name).map(NodeObstacle::Barred)
 }
 
 fn of_node(
@@ -469,9 +471,9 @@ fn of_node(
     shape: &allocate::Shape,
     found: NodeVerdict,
     several: bool,
-) -> Verdict {
+) -> NodeObstacle {
     if let Some(short) = found.short {
-        return Verdict::Short(short);
+        return NodeObstacle::Short(short);
     }
     for (want, gpus) in shape.wants.iter().zip(found.wants) {
         let needed = want.gpus as usize;
@@ -484,12 +486,12 @@ fn of_node(
             }
         }
         if fit.len() < needed {
-            return Verdict::Gpus(Gpus::new(needed, fit, misses));
+            return NodeObstacle::Gpus(TooFewGpus::new(needed, fit, misses));
         }
     }
     match shape.wants.len() > 1 || !shape.alike.is_empty() {
-        true => Verdict::Together,
-        false => Verdict::Room,
+        true => NodeObstacle::Together,
+        false => NodeObstacle::Room,
     }
 }
 

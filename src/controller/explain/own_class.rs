@@ -4,7 +4,7 @@ use k8s_openapi::api::resource::v1::DeviceClaim;
 
 use super::chosen::Spent;
 use crate::controller::core::Core;
-use crate::controller::view::Gpu;
+use crate::controller::view::PublishedGpu;
 use crate::select::Selector;
 
 /// Why there is no place, the controller having said this: because of a class's selectors, if they choose nothing.
@@ -23,7 +23,8 @@ fn unmatched(core: &Core, claim: &DeviceClaim) -> Option<String> {
             Ok(selectors) => selectors,
             Err(error) => return Some(format!("DeviceClass {name}: {error}")),
         };
-        let mut chooses = |gpu: &Gpu| selectors.iter().all(|one| spent.on(one, &gpu.facts).unwrap_or(false));
+        let mut chooses =
+            |gpu: &PublishedGpu| selectors.iter().all(|one| spent.on(one, &gpu.facts).unwrap_or(false));
         if selectors.is_empty() || gpus().any(|gpu| chooses(gpu)) {
             return None;
         }

@@ -20,9 +20,9 @@ const MILLI: u64 = 1000;
 
 /// What an object would add to each resource of a quota, in thousandths.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Usage(BTreeMap<String, u64>);
+pub struct QuotaUsage(BTreeMap<String, u64>);
 
-impl Usage {
+impl QuotaUsage {
     pub fn plus(mut self, other: Self) -> Self {
         other.0.into_iter().for_each(|(name, milli)| self.add(name, milli));
         self
@@ -39,13 +39,13 @@ impl Usage {
 }
 
 /// Of a claim that somebody creates.
-pub fn of_claim(claim: &DeviceClaim, classes: &BTreeMap<String, OtherClass>) -> Usage {
+pub fn of_claim(claim: &DeviceClaim, classes: &BTreeMap<String, OtherClass>) -> QuotaUsage {
     let mut devices: BTreeMap<&str, u64> = BTreeMap::new();
     for (class, count) in claim.requests.iter().flatten().flat_map(of_request) {
         let sum = devices.entry(class).or_default();
         *sum = sum.saturating_add(count);
     }
-    let mut usage = Usage::default();
+    let mut usage = QuotaUsage::default();
     usage.count(CLAIMS, 1);
     for (class, count) in devices {
         usage.count(format!("{class}{PER_CLASS}"), count);
@@ -58,8 +58,8 @@ pub fn of_claim(claim: &DeviceClaim, classes: &BTreeMap<String, OtherClass>) -> 
 }
 
 /// Of the claim that kube-scheduler makes for so many devices of each class: the rest was counted with its pod.
-pub fn of_limits<'a>(classes: impl Iterator<Item = (&'a str, u32)>) -> Usage {
-    let mut usage = Usage::default();
+pub fn of_limits<'a>(classes: impl Iterator<Item = (&'a str, u32)>) -> QuotaUsage {
+    let mut usage = QuotaUsage::default();
     usage.count(CLAIMS, 1);
     classes.for_each(|(class, count)| usage.count(format!("{class}{PER_CLASS}"), count.into()));
     usage
@@ -90,8 +90,8 @@ fn of_request(request: &DeviceRequest) -> BTreeMap<&str, u64> {
 }
 
 /// Of a pod that somebody creates.
-pub fn of_pod(spec: &PodSpec) -> Usage {
-    let mut usage = Usage::default();
+pub fn of_pod(spec: &PodSpec) -> QuotaUsage {
+    let mut usage = QuotaUsage::default();
     usage.count("pods", 1);
     usage.count("count/pods", 1);
     for (prefix, list) in [("requests.", false), ("limits.", true)] {
@@ -109,14 +109,14 @@ pub fn of_pod(spec: &PodSpec) -> Usage {
     usage
 }
 
-type List = BTreeMap<String, ApiQuantity>;
+type Quantities = BTreeMap<String, ApiQuantity>;
 
-fn chosen(resources: &ResourceRequirements, limits: bool) -> Option<&List> {
+fn chosen(resources: &ResourceRequirements, limits: bool) -> Option<&Quantities> {
     if limits { resources.limits.as_ref() } else { resources.requests.as_ref() }
 }
 
 /// What keeps it from being created, in words: each resource of each quota that it would exceed.
-pub fn exceeded(quotas: &[ResourceQuota], usage: &Usage) -> Vec<String> {
+pub fn exceeded(quotas: &[ResourceQuota], usage: &QuotaUsage) -> Vec<String> {
     quotas.iter().filter(|quota| !is_scoped(quota)).flat_map(|quota| of_quota(quota, usage)).collect()
 }
 
@@ -134,7 +134,7 @@ fn is_scoped(quota: &ResourceQuota) -> bool {
     spec.is_some_and(|spec| spec.scope_selector.is_some() || spec.scopes.iter().flatten().next().is_some())
 }
 
-fn of_quota(quota: &ResourceQuota, usage: &Usage) -> Vec<String> {
+fn of_quota(quota: &ResourceQuota, usage: &QuotaUsage) -> Vec<String> {
     let status = quota.status.as_ref();
     let hard = status.and_then(|status| status.hard.as_ref());
     let hard = hard.or_else(|| quota.spec.as_ref()?.hard.as_ref());

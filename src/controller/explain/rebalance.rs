@@ -12,7 +12,7 @@ use crate::controller::explain::{Listing, TURN, refuse_where_short};
 use crate::controller::moves::Proposed;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
-use crate::controller::steps::moving::{Search, Whose};
+use crate::controller::steps::moving::{MoveSearch, MoverFilter};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
 
@@ -23,7 +23,7 @@ const UNITS_MAX: usize = 16;
 
 /// A unit that waits, and what would help it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Waits {
+pub struct HelpedUnit {
     /// Of a gang: its name.
     pub gang: Option<String>,
     pub pods: Vec<PodRef>,
@@ -47,7 +47,7 @@ pub enum Help {
 
 /// What waits, in order. The core was fed with everything at moment 0, and is of no use afterwards. `namespace`: only what
 /// waits there is helped; the others come before and after it all the same.
-pub fn rebalance(core: &mut Core, listing: &Listing, namespace: Option<&str>) -> Vec<Waits> {
+pub fn rebalance(core: &mut Core, listing: &Listing, namespace: Option<&str>) -> Vec<HelpedUnit> {
     core.catch_up(Duration::ZERO, TURN);
     let pods: Vec<PodUid> = core.queue.pods().cloned().collect();
     // What kube-scheduler alone counts is known of the namespace that was listed.
@@ -66,13 +66,13 @@ pub fn rebalance(core: &mut Core, listing: &Listing, namespace: Option<&str>) ->
             Err(_) if searched == UNITS_MAX => Help::Later,
             Err(refused) => {
                 searched += 1;
-                match core.propose(&turn, Whose::Any, SEARCH_TICKS, TURN) {
-                    Search::Found(found) => {
+                match core.propose(&turn, MoverFilter::Any, SEARCH_TICKS, TURN) {
+                    MoveSearch::Found(found) => {
                         core.pretend(&found);
                         Help::Moves(found)
                     }
-                    Search::Nothing => Help::None(refused.words),
-                    Search::Spent => Help::Spent(refused.words),
+                    MoveSearch::Nothing => Help::None(refused.words),
+                    MoveSearch::Spent => Help::Spent(refused.words),
                 }
             }
         };
@@ -84,7 +84,7 @@ pub fn rebalance(core: &mut Core, listing: &Listing, namespace: Option<&str>) ->
 }
 
 impl Core {
-    fn waits(&self, turn: &Turn, help: Help) -> Waits {
+    fn waits(&self, turn: &Turn, help: Help) -> HelpedUnit {
         let pods: Vec<_> = turn.pods.iter().filter_map(|uid| self.view.pod(uid)).collect();
         let gang = match &turn.key {
             UnitKey::Gang { name, .. } => Some(name.clone()),
@@ -97,7 +97,7 @@ impl Core {
             .iter()
             .map(|pod| pod.claims.iter().filter(|name| own(name, &pod.at.namespace)).cloned().collect());
         let claims = claims.collect();
-        Waits { gang, claims, pods: pods.into_iter().map(|pod| pod.at.clone()).collect(), help }
+        HelpedUnit { gang, claims, pods: pods.into_iter().map(|pod| pod.at.clone()).collect(), help }
     }
 
     /// As if the moves had been made: those that come later are beside that.

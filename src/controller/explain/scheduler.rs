@@ -3,20 +3,20 @@
 use k8s_openapi::api::core::v1::Pod as PodObject;
 
 use super::chosen::Spent;
-use super::devices::{self, Outlook, Sought};
+use super::devices::{self, Outlook, SoughtDevices};
 use super::{
-    Answer, Because, Explained, Listing, Looked, Origin, Preemption, User, gated, may_not, nodes, not_ready,
-    placed, quota, waits,
+    Answer, Because, Explained, Listing, Origin, PodFindings, Preemption, User, gated, may_not, nodes,
+    not_ready, placed, quota, waits,
 };
 use crate::controller::core::Core;
-use crate::controller::view::{Claim, Gpu, GpuRef, Pod, Use};
+use crate::controller::view::{Claim, GpuRef, Pod, PublishedGpu, Use};
 use crate::model::names::{NodeName, SHARED_CLASS};
 use crate::select::{Selector, untolerated};
 
 /// Nodes that are named in a row.
 const NODES_TOLD: usize = 3;
 
-pub(super) fn not_ours(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked) -> Answer {
+pub(super) fn not_ours(core: &Core, listing: &Listing, claim: &Claim, looked: &PodFindings) -> Answer {
     let place = placed(listing, claim);
     if let Some(gpu) = &claim.hold {
         let shares = nodes::names(core, gpu, |_, how| matches!(how, Use::Share(_)));
@@ -48,7 +48,7 @@ fn by_limits(listing: &Listing, claim: &Claim) -> Option<String> {
     Some(if limits.is_empty() { "of extended resources".to_owned() } else { limits.join(", ") })
 }
 
-fn open(core: &Core, listing: &Listing, claim: &Claim, looked: &Looked) -> Answer {
+fn open(core: &Core, listing: &Listing, claim: &Claim, looked: &PodFindings) -> Answer {
     let elsewhere = || {
         let words = counted(core, claim).unwrap_or_else(foreign);
         Answer::NotOurs { place: None, words }
@@ -123,7 +123,12 @@ fn foreign() -> String {
 }
 
 /// What a pod asks for by its limits, before there is a claim of it.
-pub(super) fn of_limits(core: &Core, listing: &Listing, pod: &Pod, looked: &Looked) -> Option<Explained> {
+pub(super) fn of_limits(
+    core: &Core,
+    listing: &Listing,
+    pod: &Pod,
+    looked: &PodFindings,
+) -> Option<Explained> {
     let object = listing.pod(&pod.at.name)?;
     let limits = listing.limits(object);
     let names: Vec<String> = limits.iter().map(|(name, _, count)| format!("{name}: {count}")).collect();
@@ -143,12 +148,12 @@ fn answer_of_limits(
     listing: &Listing,
     (pod, object): (&Pod, &PodObject),
     limits: &[(String, &str, u32)],
-    sought: &[Sought],
-    looked: &Looked,
+    sought: &[SoughtDevices],
+    looked: &PodFindings,
 ) -> Answer {
     if let Some(node) = &pod.node {
         let words = format!("node {node} gave the pod its devices without a claim: by a device plugin");
-        return Answer::NotOurs { place: Some(super::Place::default()), words };
+        return Answer::NotOurs { place: Some(super::ClaimPlace::default()), words };
     }
     if let Some(words) = gated(listing, pod) {
         return waits(Because::Gated, words);
@@ -179,7 +184,7 @@ fn counted(core: &Core, claim: &Claim) -> Option<String> {
         kinds.push((compile(&kind.selectors).ok()?, kind.tolerations));
     }
     let mut spent = Spent::default();
-    let mut is_chosen = |gpu: &Gpu| {
+    let mut is_chosen = |gpu: &PublishedGpu| {
         kinds.iter().any(|(selectors, tolerations)| {
             selectors.iter().all(|selector| spent.on(selector, &gpu.facts).unwrap_or(false))
                 && untolerated(&gpu.taints, tolerations).is_none()

@@ -12,12 +12,12 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::controller::view::{Gpu, NodeState};
+use crate::controller::view::{NodeState, PublishedGpu};
 use crate::model::names::{DRIVER, MIRROR_LABEL};
 use crate::model::{fnv1a, quantity};
 use crate::params::{MEMORY, THOUSANDTHS};
 use crate::select::{AttributeValue, QualifiedName, TYPE_OF_SHARES};
-use crate::slices::Parts;
+use crate::slices::BoardParts;
 
 /// Of the slices' names, and of their pools': no pool of a node has a name like these.
 const NAME: &str = "tranche-mirror-";
@@ -67,7 +67,7 @@ pub fn products<'a>(nodes: impl Iterator<Item = &'a NodeState>) -> Vec<Product> 
 }
 
 impl Product {
-    fn of(gpu: &Gpu) -> Self {
+    fn of(gpu: &PublishedGpu) -> Self {
         let of = |name| Some((name, attribute(gpu, name)?.clone()));
         Self {
             name: gpu.grantable.product.clone(),
@@ -77,7 +77,7 @@ impl Product {
         }
     }
 
-    fn take_in(&mut self, gpu: &Gpu) {
+    fn take_in(&mut self, gpu: &PublishedGpu) {
         self.attributes.retain(|name, value| attribute(gpu, name) == Some(value));
         self.memory_mib = self.memory_mib.max(gpu.grantable.mib());
         self.keeps_shares &= keeps_shares(gpu);
@@ -145,14 +145,14 @@ impl Product {
 
 /// GPUs that are cut into MIG devices say nothing of what API servers keep of shares; one that keeps nothing drops what it
 /// does not know.
-fn keeps_shares(gpu: &Gpu) -> bool {
+fn keeps_shares(gpu: &PublishedGpu) -> bool {
     match &gpu.grantable.parts {
-        Parts::Shares(shares) => shares.keeps_shares,
-        Parts::Mig(_) => true,
+        BoardParts::Shares(shares) => shares.keeps_shares,
+        BoardParts::Mig(_) => true,
     }
 }
 
-fn attribute<'a>(gpu: &'a Gpu, name: &str) -> Option<&'a AttributeValue> {
+fn attribute<'a>(gpu: &'a PublishedGpu, name: &str) -> Option<&'a AttributeValue> {
     gpu.facts.attributes.get(&QualifiedName::of(name, DRIVER))
 }
 
@@ -189,12 +189,12 @@ fn no_node() -> NodeSelector {
 
 /// The slice that is there says what is wanted, as far as the API server keeps it.
 pub fn is_same(stored: &ResourceSlice, wanted: &ResourceSlice) -> bool {
-    type Seen<'a> = (
+    type SliceDevice<'a> = (
         &'a str,
         &'a Option<BTreeMap<String, DeviceAttribute>>,
         Vec<(&'a str, Result<quantity::Quantity, &'a str>)>,
     );
-    fn seen(slice: &ResourceSlice) -> Vec<Seen<'_>> {
+    fn seen(slice: &ResourceSlice) -> Vec<SliceDevice<'_>> {
         let devices = slice.spec.devices.iter().flatten();
         devices
             .map(|device| {

@@ -8,7 +8,7 @@ use crate::feasible::{Count, Demands, Judged, Namespaces, Term, Terms, Whom};
 
 /// One thing that a pod requires of others. Equal ones are about the same pods, and rule the same nodes out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Rule {
+pub(super) enum NeighbourRule {
     Apart(Arc<Term>),
     /// All terms of its affinity, and whether they are about the pod itself.
     Near(Arc<Terms>, bool),
@@ -22,7 +22,7 @@ pub(super) enum Rule {
     },
 }
 
-impl Rule {
+impl NeighbourRule {
     /// Those of a pod.
     pub fn of(asker: &Asker<'_>) -> Vec<Self> {
         let Some(terms) = asker.terms else { return Vec::new() };

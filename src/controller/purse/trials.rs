@@ -24,7 +24,7 @@ impl From<&Turn> for TrialKey {
 
 /// How far a trial has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum TrialStep {
     /// All of its pods together, in this of their ways.
     All(usize),
     /// That was in vain: which of the pods fit somewhere by themselves.
@@ -45,7 +45,7 @@ pub struct EachPod {
 /// Where a trial goes on.
 #[derive(Debug)]
 struct Stopped {
-    step: Step,
+    step: TrialStep,
     /// It needs at least so much to come further, in ticks.
     needs: u64,
     /// In which epoch of the capacity it began.
@@ -82,7 +82,7 @@ impl Trials {
     }
 
     /// The trial, which began in this epoch, goes on with this step. `again`: it began with it, and did not come further.
-    pub fn stop(&mut self, trial: TrialKey, step: Step, again: bool, begun: u64) {
+    pub fn stop(&mut self, trial: TrialKey, step: TrialStep, again: bool, begun: u64) {
         let needs = if again { self.twice() } else { 0 };
         self.stopped.insert(trial, Stopped { step, needs, begun });
     }
@@ -90,7 +90,7 @@ impl Trials {
     /// Before any step: there was not enough to read all that the unit asks for. False: nor will there ever be.
     pub fn stop_reading(&mut self, trial: TrialKey, epoch: u64) -> bool {
         let needs = self.twice();
-        let first = Stopped { step: Step::All(0), needs: 0, begun: epoch };
+        let first = Stopped { step: TrialStep::All(0), needs: 0, begun: epoch };
         let stopped = self.stopped.entry(trial.clone()).or_insert(first);
         if self.granted >= self.most && stopped.needs >= self.most {
             self.stopped.remove(&trial);
@@ -102,10 +102,10 @@ impl Trials {
 
     /// The step at which the trial goes on. True: it had all that one may ever have, and more than it had when it stopped
     /// at that step.
-    pub fn resume(&mut self, trial: &TrialKey) -> (Step, bool) {
+    pub fn resume(&mut self, trial: &TrialKey) -> (TrialStep, bool) {
         match self.stopped.remove(trial) {
             Some(Stopped { step, needs, .. }) => (step, needs > 0 && self.granted >= self.most),
-            None => (Step::All(0), false),
+            None => (TrialStep::All(0), false),
         }
     }
 
@@ -139,7 +139,7 @@ mod tests {
             trials.grant(granted);
             given.push(granted);
             let (step, had_all) = trials.resume(&trial);
-            assert_eq!(step, Step::All(0));
+            assert_eq!(step, TrialStep::All(0));
             if had_all {
                 break;
             }
@@ -147,7 +147,7 @@ mod tests {
         }
         assert_eq!(given[..4], [1000, 2000, 4000, 8000]);
         assert_eq!(given.last(), Some(&MOST));
-        trials.stop(trial.clone(), Step::All(1), false, 1);
+        trials.stop(trial.clone(), TrialStep::All(1), false, 1);
         assert_eq!(trials.needs(&trial), 0, "it has come further");
         assert_eq!(trials.begun(&trial, 2), 1);
     }

@@ -9,14 +9,14 @@ use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::Moment;
 use crate::controller::core::{Core, stored};
 use crate::controller::holds::Others;
-use crate::controller::tracker::{RETRY_AFTER, Verdict};
+use crate::controller::tracker::{FailedWrite, RETRY_AFTER};
 use crate::controller::view::claim::{reference, version};
 use crate::controller::view::{Claim, GpuRef, Sight};
-use crate::controller::write::{Failure, Outcome};
+use crate::controller::write::{Failure, WriteOutcome};
 use crate::model::claim::{ClaimKey, ClaimRef};
 
 impl Core {
-    pub fn done(&mut self, outcome: Outcome, now: Moment) {
+    pub fn done(&mut self, outcome: WriteOutcome, now: Moment) {
         let gone = outcome.gone(|uid| self.view.claim_key(uid));
         self.take_in(outcome, now);
         if let Some(claim) = gone {
@@ -24,32 +24,32 @@ impl Core {
         }
     }
 
-    fn take_in(&mut self, outcome: Outcome, now: Moment) {
+    fn take_in(&mut self, outcome: WriteOutcome, now: Moment) {
         match outcome {
-            Outcome::Held(gpu, result) => self.held(&gpu, result.map(|claim| *claim), now),
+            WriteOutcome::Held(gpu, result) => self.held(&gpu, result.map(|claim| *claim), now),
             // The watch is to bring what was stored: taken in here, it would seem to have.
-            Outcome::BarrierWritten(_, Ok(claim)) => self.holds.marked(version(&claim.metadata)),
-            Outcome::BarrierWritten(_, Err(_)) => self.looked(false, now),
-            Outcome::Released(_, _, Ok(()) | Err(Failure::Gone)) => {}
-            Outcome::Released(gpu, _, Err(_)) => self.holds.not_released(&gpu, now + RETRY_AFTER),
-            Outcome::Allocated(key, Ok(claim))
-            | Outcome::Cleared(key, Ok(claim))
-            | Outcome::Marked(key, Ok(claim)) => {
+            WriteOutcome::BarrierWritten(_, Ok(claim)) => self.holds.marked(version(&claim.metadata)),
+            WriteOutcome::BarrierWritten(_, Err(_)) => self.looked(false, now),
+            WriteOutcome::Released(_, _, Ok(()) | Err(Failure::Gone)) => {}
+            WriteOutcome::Released(gpu, _, Err(_)) => self.holds.not_released(&gpu, now + RETRY_AFTER),
+            WriteOutcome::Allocated(key, Ok(claim))
+            | WriteOutcome::Cleared(key, Ok(claim))
+            | WriteOutcome::Marked(key, Ok(claim)) => {
                 self.tracker.succeeded(key);
                 self.written(key, claim, now);
             }
-            Outcome::Evicted(pod, result) => self.evicted(&pod, result, now),
-            Outcome::Created(key, Ok(claim)) => {
+            WriteOutcome::Evicted(pod, result) => self.evicted(&pod, result, now),
+            WriteOutcome::Created(key, Ok(claim)) => {
                 // The watch need not have brought it before.
                 self.made_by_us(claim, now);
                 self.tracker.succeeded(key);
                 self.settle_created(key, now);
             }
-            Outcome::Allocated(key, Err(failure))
-            | Outcome::Cleared(key, Err(failure))
-            | Outcome::Marked(key, Err(failure))
-            | Outcome::Created(key, Err(failure)) => self.not_written(key, &failure, now),
-            Outcome::Moved(pod, result) => {
+            WriteOutcome::Allocated(key, Err(failure))
+            | WriteOutcome::Cleared(key, Err(failure))
+            | WriteOutcome::Marked(key, Err(failure))
+            | WriteOutcome::Created(key, Err(failure)) => self.not_written(key, &failure, now),
+            WriteOutcome::Moved(pod, result) => {
                 self.move_answered(&pod, result.err().map(|failure| failure.words()), now);
             }
         }
@@ -161,16 +161,16 @@ impl Core {
     fn not_written(&mut self, key: ClaimKey, failure: &Failure, now: Moment) {
         let verdict = self.tracker.failed(key, failure, stored(&self.view, key), now);
         match verdict {
-            Verdict::Wait => {}
-            Verdict::NotWritten => self.confirm_absent(key),
-            Verdict::NotCreated => {
+            FailedWrite::Wait => {}
+            FailedWrite::NotWritten => self.confirm_absent(key),
+            FailedWrite::NotCreated => {
                 if let (Failure::Refused(words), Some(claim)) = (failure, self.view.claim(key)) {
                     self.recorder.not_taken(claim, self.view.pods_of(claim), words, now);
                 }
                 self.confirm_absent(key);
             }
-            Verdict::Cancel(unit) => self.cancel(&unit, now),
-            Verdict::Refused(unit) => {
+            FailedWrite::Cancel(unit) => self.cancel(&unit, now),
+            FailedWrite::Refused(unit) => {
                 if let Some(claim) = self.view.claim(key) {
                     self.recorder.not_taken(claim, self.view.pods_of(claim), &failure.words(), now);
                 }

@@ -5,7 +5,7 @@ use crate::controller::bounds::Amounts;
 use crate::controller::core::Core;
 use crate::controller::queue::UnitKey;
 use crate::controller::recorder::Reason;
-use crate::controller::steps::place::{Part, Refused};
+use crate::controller::steps::place::{PodPart, Refused};
 use crate::controller::view::GpuRef;
 use crate::model::claim::ClaimKey;
 
@@ -22,8 +22,8 @@ impl Core {
     }
 
     /// What a unit asks for at least, in each of its ways, is more than its namespace may have: it need not be tried.
-    pub(super) fn check_bounds(&self, parts: &[Part]) -> Result<(), Refused> {
-        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+    pub(super) fn check_bounds(&self, parts: &[PodPart]) -> Result<(), Refused> {
+        let ways = parts.iter().map(PodPart::ways).max().unwrap_or(1);
         let mut refused = None;
         for nth in 0..ways {
             let least = parts.iter().map(|part| least(part, nth)).fold(Amounts::default(), Amounts::plus);
@@ -36,7 +36,7 @@ impl Core {
     }
 
     /// Why these places are more than the namespace may have.
-    pub(super) fn beyond_bounds(&self, parts: &[Part], places: &[Placement]) -> Option<String> {
+    pub(super) fn beyond_bounds(&self, parts: &[PodPart], places: &[Placement]) -> Option<String> {
         let grants = places.iter().flat_map(|place| &place.gpus);
         self.exceeded(parts, grants.map(of_grant).fold(Amounts::default(), Amounts::plus))
     }
@@ -45,7 +45,7 @@ impl Core {
     pub(super) fn beyond_bounds_then(
         &self,
         unit: &UnitKey,
-        parts: &[Part],
+        parts: &[PodPart],
         places: &[Placement],
     ) -> Option<String> {
         let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
@@ -55,7 +55,7 @@ impl Core {
     }
 
     /// All parts of a unit are of one namespace.
-    fn exceeded(&self, parts: &[Part], asked: Amounts) -> Option<String> {
+    fn exceeded(&self, parts: &[PodPart], asked: Amounts) -> Option<String> {
         let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
         self.view.bounds(namespace)?.exceeded(namespace, self.capacity.usage.of(namespace), asked)
     }
@@ -66,7 +66,7 @@ fn of_grant(grant: &GpuGrant) -> Amounts {
 }
 
 /// How much memory a fraction comes to is known once the GPU is.
-pub(super) fn least(part: &Part, nth: usize) -> Amounts {
+pub(super) fn least(part: &PodPart, nth: usize) -> Amounts {
     let of = |want: &crate::allocate::Want| {
         let each = match want.part {
             Amount::Memory(bytes) => bytes.mib_ceil(),

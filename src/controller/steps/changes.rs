@@ -6,7 +6,7 @@ use crate::controller::Moment;
 use crate::controller::bounds::Bounds;
 use crate::controller::classes::POLICY;
 use crate::controller::core::Core;
-use crate::controller::holds::Phase;
+use crate::controller::holds::HoldPhase;
 use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
 use crate::feasible::Demands;
@@ -261,7 +261,7 @@ impl Core {
     fn hold_changed(&mut self, gpu: &GpuRef, now: Moment) {
         self.holds.gpus.note([gpu.clone()]);
         if !self.holds.has_begun()
-            || matches!(self.holds.phase(gpu), Some(Phase::Writing | Phase::Releasing { .. }))
+            || matches!(self.holds.phase(gpu), Some(HoldPhase::Writing | HoldPhase::Releasing { .. }))
         {
             return;
         }

@@ -3,7 +3,7 @@
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::holds::Loss;
-use crate::controller::view::{Gpu, GpuRef, Use};
+use crate::controller::view::{GpuRef, PublishedGpu, Use};
 use crate::model::claim::ClaimKey;
 
 impl Core {
@@ -72,7 +72,7 @@ impl Core {
 }
 
 /// By the name of its node, its UUID or a part of its product's name.
-fn is_named(list: &[String], gpu: &GpuRef, known: &Gpu) -> bool {
+fn is_named(list: &[String], gpu: &GpuRef, known: &PublishedGpu) -> bool {
     let known = &known.grantable;
     let product = known.product.to_lowercase();
     list.iter().any(|one| {

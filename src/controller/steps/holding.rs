@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::demand::{NEEDS_MAX, NeedAt};
-use crate::controller::holds::{Act, Loss, ReleaseStep, Standing, Worth};
+use crate::controller::holds::{Act, HoldStanding, Loss, ReleaseStep, Worth};
 use crate::controller::view::{Claim, ClusterView, GpuRef, Need, NodeState, Pod, Tried};
 use crate::controller::write::{Round, Write};
 use crate::feasible::{self, Demands, Unfit};
@@ -192,17 +192,17 @@ fn takes_pods(node: &NodeState) -> bool {
 }
 
 /// How the hold of a GPU stands that is to go.
-fn standing(view: &ClusterView, gpu: &GpuRef) -> Standing {
-    let Some(hold) = view.hold(gpu) else { return Standing::No };
-    let Some(at) = hold.version().cloned() else { return Standing::No };
+fn standing(view: &ClusterView, gpu: &GpuRef) -> HoldStanding {
+    let Some(hold) = view.hold(gpu) else { return HoldStanding::No };
+    let Some(at) = hold.version().cloned() else { return HoldStanding::No };
     if hold.is_ending() || view.is_listing_claims() {
-        return Standing::StandBy;
+        return HoldStanding::StandBy;
     }
     match (hold.allocation.is_some(), view.is_anothers(gpu)) {
-        _ if !view.counts_once(gpu) => Standing::Due(ReleaseStep::Delete(at)),
-        (true, true) => Standing::StandBy,
-        (true, false) => Standing::Due(ReleaseStep::Clear(at)),
-        (false, true) => Standing::Due(ReleaseStep::Restore(at)),
-        (false, false) => Standing::Due(ReleaseStep::Delete(at)),
+        _ if !view.counts_once(gpu) => HoldStanding::Due(ReleaseStep::Delete(at)),
+        (true, true) => HoldStanding::StandBy,
+        (true, false) => HoldStanding::Due(ReleaseStep::Clear(at)),
+        (false, true) => HoldStanding::Due(ReleaseStep::Restore(at)),
+        (false, false) => HoldStanding::Due(ReleaseStep::Delete(at)),
     }
 }

@@ -8,16 +8,16 @@ pub use words::{amount_of, spot, suggestion};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::allocate::moves::{Found, Mover, SEARCH_TICKS, Waiting, search};
+use crate::allocate::moves::{Mover, MovesFound, SEARCH_TICKS, WaitingUnit, search};
 use crate::allocate::{Nodes, Placement, PodAsk};
 use crate::controller::config::Mode;
 use crate::controller::core::Core;
 use crate::controller::moves::{Move, Proposed};
 use crate::controller::queue::{Turn, UnitKey};
-use crate::controller::steps::place::{Part, Refused};
+use crate::controller::steps::place::{PodPart, Refused};
 use crate::controller::tracker::as_grant;
 use crate::controller::view::movable::OwnerKind;
-use crate::controller::view::{Claim, Guard, Pod, Use};
+use crate::controller::view::{BudgetGuard, Claim, Pod, Use};
 use crate::controller::write::{Round, Write};
 use crate::controller::{Moment, ask};
 use crate::model::claim::ClaimKey;
@@ -27,7 +27,7 @@ use ground::{Ground, Who};
 
 /// Whose pods are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
+pub enum MoverFilter {
     /// Of all that somebody makes anew.
     Any,
     /// Of those that are marked, and whose owner does not rest.
@@ -36,7 +36,7 @@ pub enum Whose {
 
 /// What a search for moves came to.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Search {
+pub enum MoveSearch {
     Found(Proposed),
     Nothing,
     /// It cost more than it may.
@@ -155,21 +155,21 @@ impl Core {
         let ticks = self.purse.allowance(&namespace)?.min(SEARCH_TICKS);
         self.capacity.index.allow(ticks);
         let mut found = match mode {
-            Mode::Auto => self.propose(turn, Whose::Marked, ticks, now),
-            Mode::Propose | Mode::Off => Search::Nothing,
+            Mode::Auto => self.propose(turn, MoverFilter::Marked, ticks, now),
+            Mode::Propose | Mode::Off => MoveSearch::Nothing,
         };
-        if let Search::Found(found) = &mut found {
+        if let MoveSearch::Found(found) = &mut found {
             self.heed_refusals(found);
         }
         let left = ticks.saturating_sub(self.capacity.index.spent().0);
-        if found == Search::Nothing && left > 0 {
-            found = self.propose(turn, Whose::Any, left, now);
+        if found == MoveSearch::Nothing && left > 0 {
+            found = self.propose(turn, MoverFilter::Any, left, now);
         }
         let (spent, _) = self.capacity.index.spent();
         self.purse.pay(&namespace, spent);
         match found {
-            Search::Found(found) => Some(found),
-            Search::Nothing | Search::Spent => None,
+            MoveSearch::Found(found) => Some(found),
+            MoveSearch::Nothing | MoveSearch::Spent => None,
         }
     }
 
@@ -180,7 +180,7 @@ impl Core {
         let mut unsure = BTreeSet::new();
         for one in &found.moves {
             let Some(pod) = self.view.pod(&one.pod.uid) else { continue };
-            let Guard::By(budgets) = self.view.budgets_of(pod).guard else { continue };
+            let BudgetGuard::By(budgets) = self.view.budgets_of(pod).guard else { continue };
             if one.owner.kind == OwnerKind::Job || !budgets.is_empty() {
                 unsure.insert(one.pod.uid.clone());
             }
@@ -204,37 +204,37 @@ impl Core {
     pub(in crate::controller) fn propose(
         &mut self,
         turn: &Turn,
-        whose: Whose,
+        whose: MoverFilter,
         ticks: u64,
         now: Moment,
-    ) -> Search {
+    ) -> MoveSearch {
         // Where pods may go that must not be together is looked up one after another: not in this search.
         let parts = self.parts(turn, now).filter(|parts| !self.are_apart(parts));
-        let Some(parts) = parts else { return Search::Nothing };
+        let Some(parts) = parts else { return MoveSearch::Nothing };
         let (movers, who, cost) = self.movers(turn, whose, now);
         self.capacity.index.pay(cost);
         if cost > ticks {
-            return Search::Spent;
+            return MoveSearch::Spent;
         }
         if movers.is_empty() {
-            return Search::Nothing;
+            return MoveSearch::Nothing;
         }
         let epoch = self.capacity.epoch();
-        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+        let ways = parts.iter().map(PodPart::ways).max().unwrap_or(1);
         let nodes: Vec<Nodes> =
             parts.iter().map(|part| self.nodes_then(&part.pod, &part.nodes, now)).collect();
-        let mut outcome = Search::Nothing;
+        let mut outcome = MoveSearch::Nothing;
         for nth in 0..ways {
-            let ask = |(part, nodes): (&Part, &Nodes)| {
+            let ask = |(part, nodes): (&PodPart, &Nodes)| {
                 let nth = nth.min(part.ways() - 1);
                 PodAsk { shape: part.shape(nth).clone(), nodes: nodes.clone() }
             };
             let asks: Vec<PodAsk> = parts.iter().zip(&nodes).map(ask).collect();
             let alone = asks.iter().any(|ask| ask::is_several(&ask.shape));
-            let waiting = Waiting { asks, alone };
+            let waiting = WaitingUnit { asks, alone };
             let mut ground = Ground::new(self, &who);
             match search(&mut ground, &waiting, &movers, ticks / ways as u64) {
-                Found::Moves(found) => {
+                MovesFound::Moves(found) => {
                     let named = |(at, to): &(usize, Placement)| {
                         Some(Move {
                             pod: self.view.pod(&who[*at].pod)?.at.clone(),
@@ -246,8 +246,8 @@ impl Core {
                     };
                     let moves = found.moves.iter().filter_map(named).collect();
                     let pods = parts.iter().map(|part| part.pod.clone());
-                    let (then, marked) = (pods.zip(found.then).collect(), whose == Whose::Marked);
-                    outcome = Search::Found(Proposed {
+                    let (then, marked) = (pods.zip(found.then).collect(), whose == MoverFilter::Marked);
+                    outcome = MoveSearch::Found(Proposed {
                         node: found.node,
                         moves,
                         then,
@@ -256,8 +256,8 @@ impl Core {
                     });
                     break;
                 }
-                Found::Spent => outcome = Search::Spent,
-                Found::Nothing => {}
+                MovesFound::Spent => outcome = MoveSearch::Spent,
+                MovesFound::Nothing => {}
             }
         }
         self.capacity.back_to(epoch);
@@ -265,10 +265,10 @@ impl Core {
     }
 
     /// Who may move for the sake of a unit, and what it took to find out, in ticks.
-    fn movers(&self, turn: &Turn, whose: Whose, now: Moment) -> (Vec<Mover>, Vec<Who>, u64) {
+    fn movers(&self, turn: &Turn, whose: MoverFilter, now: Moment) -> (Vec<Mover>, Vec<Who>, u64) {
         let maybe_moved = match whose {
-            Whose::Marked => self.maybe_moved(now),
-            Whose::Any => BTreeSet::new(),
+            MoverFilter::Marked => self.maybe_moved(now),
+            MoverFilter::Any => BTreeSet::new(),
         };
         let mut cost = 0;
         let own: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
@@ -287,7 +287,7 @@ impl Core {
                 self.reserves.evictions.moves.rests(&origin.owner, now)
                     || maybe_moved.contains(origin.owner.uid.as_str())
             };
-            if whose == Whose::Marked && (rests() || !self.view.is_marked_movable(pod)) {
+            if whose == MoverFilter::Marked && (rests() || !self.view.is_marked_movable(pod)) {
                 continue;
             }
             // A pod of a gang is never taken from it.
@@ -295,7 +295,7 @@ impl Core {
                 continue;
             }
             let Some((has, claims, several)) = self.shares_alone(pod) else { continue };
-            if whose == Whose::Marked && !self.lets_go(pod, &mut cost) {
+            if whose == MoverFilter::Marked && !self.lets_go(pod, &mut cost) {
                 continue;
             }
             movers.push(Mover { has, several });
@@ -309,8 +309,8 @@ impl Core {
         let budgets = self.view.budgets_of(pod);
         *cost = cost.saturating_add(budgets.ticks);
         match budgets.guard {
-            Guard::By(all) => all.len() <= 1 && all.iter().all(|(_, allowed)| *allowed > 0),
-            Guard::Stays => false,
+            BudgetGuard::By(all) => all.len() <= 1 && all.iter().all(|(_, allowed)| *allowed > 0),
+            BudgetGuard::Stays => false,
         }
     }
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::allocate::{self, Explanation, Index, Nodes, Placement, PodAsk, Policy, Shape, Shortage};
-use crate::controller::classes::{Class, POLICY};
+use crate::controller::classes::{OurClass, POLICY};
 use crate::controller::core::Core;
-use crate::controller::grant::Given;
+use crate::controller::grant::RequestGrant;
 use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::pods::Pods;
 use crate::controller::queue::{Queue, Together, Turn, UnitKey};
@@ -41,7 +41,7 @@ const LOOK_UP_TICKS: u64 = 5;
 type NodeSet = Arc<BTreeSet<NodeName>>;
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
-pub(in crate::controller) struct Part {
+pub(in crate::controller) struct PodPart {
     pub(in crate::controller) pod: PodUid,
     claims: Vec<ClaimKey>,
     /// Best first; at least one.
@@ -58,7 +58,7 @@ struct Way {
     shape: Shape,
 }
 
-impl Part {
+impl PodPart {
     /// Pods of a gang have the same template: they take the same alternative.
     fn way(&self, nth: usize) -> &Way {
         &self.ways[nth.min(self.ways.len() - 1)]
@@ -109,7 +109,7 @@ impl Part {
 }
 
 /// Those of the parts that stand at these places, which are in order.
-pub(super) fn those(parts: Vec<Part>, places: &[usize]) -> Vec<Part> {
+pub(super) fn those(parts: Vec<PodPart>, places: &[usize]) -> Vec<PodPart> {
     let chosen = parts.into_iter().enumerate().filter(|(at, _)| places.binary_search(at).is_ok());
     chosen.map(|(_, part)| part).collect()
 }
@@ -147,7 +147,7 @@ impl Core {
     pub(super) fn adopt_places(
         &mut self,
         turn: &Turn,
-        parts: &[Part],
+        parts: &[PodPart],
         nth: usize,
         places: &[Placement],
         now: Moment,
@@ -172,8 +172,8 @@ impl Core {
     ///
     /// # Errors
     /// A pod cannot be placed as it is, and without it there are too few.
-    fn ready_parts(&mut self, turn: &Turn, now: Moment) -> Result<Option<Vec<Part>>, Refused> {
-        let (mut parts, mut first): (Vec<Part>, Option<Refused>) = (Vec::new(), None);
+    fn ready_parts(&mut self, turn: &Turn, now: Moment) -> Result<Option<Vec<PodPart>>, Refused> {
+        let (mut parts, mut first): (Vec<PodPart>, Option<Refused>) = (Vec::new(), None);
         let (mut taken, mut tries) = (BTreeSet::new(), 0);
         for (nth, pod) in turn.pods.iter().enumerate() {
             // One is read, whatever it costs.
@@ -286,7 +286,7 @@ impl Core {
         uid: &PodUid,
         taken: &BTreeSet<ClaimKey>,
         now: Moment,
-    ) -> Result<Option<Part>, Refused> {
+    ) -> Result<Option<PodPart>, Refused> {
         let Some(pod) = self.view.pod(uid) else { return Ok(None) };
         self.capacity.index.pay(LOOK_UP_TICKS * pod.claims.len() as u64);
         let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
@@ -335,7 +335,7 @@ impl Core {
         let shut = [barred.unwrap_or_default(), without, zones].into_iter().chain(apart.iter().cloned());
         let nodes = self.nodes(pod, &claims, shut, now);
         let claims = open.iter().map(|claim| claim.key).collect();
-        Ok(Some(Part { pod: uid.clone(), claims, ways, nodes, apart, policy }))
+        Ok(Some(PodPart { pod: uid.clone(), claims, ways, nodes, apart, policy }))
     }
 
     /// Of claims that do not say how their GPUs are to be chosen: what the class says, else what we were started with.
@@ -346,7 +346,7 @@ impl Core {
     }
 
     /// The classes of claims.
-    fn classes<'a>(&'a self, claims: impl Iterator<Item = &'a Claim>) -> Vec<(&'a str, &'a Class)> {
+    fn classes<'a>(&'a self, claims: impl Iterator<Item = &'a Claim>) -> Vec<(&'a str, &'a OurClass)> {
         let of = |claim: &'a Claim| match &claim.asks {
             Asks::Shares(spec) => self.view.classes().of(spec),
             Asks::Unreadable(_) | Asks::Scheduler(_) => Vec::new(),
@@ -438,7 +438,7 @@ impl Core {
         self.view.keeps_off(pod.demands.as_deref()?, object).map(|unfit| unfit.to_string())
     }
 
-    pub(in crate::controller) fn explained(&mut self, part: &Part, explanation: &Explanation) -> Refused {
+    pub(in crate::controller) fn explained(&mut self, part: &PodPart, explanation: &Explanation) -> Refused {
         let mut words = explanation.to_string();
         let ruled = self.ruled(&part.pod);
         if let (Some(pod), true) = (self.view.pod(&part.pod), explanation.skipped.nodes.not_allowed > 0) {
@@ -470,7 +470,7 @@ impl Core {
 
     /// Words for the devices that the part's selectors choose and that no shares can be placed on, in its last way. None:
     /// there are none, or to look costs too much.
-    fn not_shared(&mut self, part: &Part) -> Option<String> {
+    fn not_shared(&mut self, part: &PodPart) -> Option<String> {
         let wants = &part.shape(part.ways().saturating_sub(1)).wants;
         let lists: SelectorLists = wants.iter().map(|want| Arc::clone(&want.selectors)).collect();
         let (found, ticks) = self.view.unshared_devices(&lists);
@@ -485,7 +485,7 @@ impl Core {
         node: &NodeName,
         wants: &Wants,
         grants: &[Vec<allocate::GpuGrant>],
-    ) -> Vec<Given> {
+    ) -> Vec<RequestGrant> {
         let device = |grant: &allocate::GpuGrant| {
             let gpu = self.view.gpu(&GpuRef::new(node, &grant.device))?;
             Some(GrantedDevice {
@@ -498,7 +498,7 @@ impl Core {
                 extent: grant.extent,
             })
         };
-        let given = wants.requests.iter().zip(grants).map(|(want, grants)| Given {
+        let given = wants.requests.iter().zip(grants).map(|(want, grants)| RequestGrant {
             request: want.request.clone(),
             devices: grants.iter().filter_map(device).collect(),
             tolerations: want.tolerations.as_written.to_vec(),

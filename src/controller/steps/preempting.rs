@@ -21,14 +21,16 @@ use crate::cluster::eviction::Eviction;
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
-use crate::controller::preempt::{Goal, Outcome, Preemption, PutOff, Stage, Step, Told, Victim};
+use crate::controller::preempt::{
+    EvictionResult, EvictionStep, Goal, LookOutcome, Preemption, PreemptionStage, PutOff, Victim,
+};
 use crate::controller::queue::{Turn, UnitKey};
-use crate::controller::reserve::Kept;
+use crate::controller::reserve::Reservation;
 use crate::controller::view::{GpuRef, Pod, Presence, Tried};
 use crate::controller::write::{Failure, Round, Write};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
-use search::{Asker, Budgets, Found, Look, Nobody};
+use search::{Asker, Budgets, Nobody, VictimSearch, VictimsFound};
 
 /// Pods of a gang for which others end together.
 const TOGETHER_MAX: usize = 32;
@@ -44,7 +46,7 @@ const BOUND_WITHIN: Duration = Duration::from_secs(30);
 
 /// The units that a round looks at.
 #[derive(Debug)]
-pub struct Tries(BTreeSet<UnitKey>);
+pub struct UnitsToTry(BTreeSet<UnitKey>);
 
 /// Why no others end for a unit, wherever they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,9 +65,9 @@ pub(super) enum Unable {
 
 impl Core {
     /// `turns`: those of the round.
-    pub(in crate::controller) fn begin_preempting(&mut self, turns: &[Turn], now: Moment) -> Tries {
+    pub(in crate::controller) fn begin_preempting(&mut self, turns: &[Turn], now: Moment) -> UnitsToTry {
         if !self.rules.preemption {
-            return Tries(BTreeSet::new());
+            return UnitsToTry(BTreeSet::new());
         }
         let (preempting, epoch) = (&self.reserves.evictions.preempting, self.capacity.epoch());
         // Those that have no turn in which others could end take nobody's look.
@@ -81,11 +83,11 @@ impl Core {
         if are_left {
             self.reserves.evictions.preempting.looks.leave(now);
         }
-        Tries(first)
+        UnitsToTry(first)
     }
 
     /// After the turns of a round. Units that were to be looked at and had no such turn come after others next time.
-    pub(in crate::controller) fn end_preempting(&mut self, turns: &Tries, now: Moment) {
+    pub(in crate::controller) fn end_preempting(&mut self, turns: &UnitsToTry, now: Moment) {
         let epoch = self.capacity.epoch();
         for key in &turns.0 {
             let namespace = match key {
@@ -99,7 +101,12 @@ impl Core {
     }
 
     /// A unit was refused: others end for it, or the scheduler sees to that. True: it has its place.
-    pub(in crate::controller) fn preempt(&mut self, turn: &Turn, tries: &mut Tries, now: Moment) -> bool {
+    pub(in crate::controller) fn preempt(
+        &mut self,
+        turn: &Turn,
+        tries: &mut UnitsToTry,
+        now: Moment,
+    ) -> bool {
         let epoch = self.capacity.epoch();
         if !tries.0.contains(&turn.key) || !self.reserves.evictions.preempting.may_look(&turn.key, epoch, now)
         {
@@ -161,25 +168,25 @@ impl Core {
 
     fn look_for_victims(&mut self, turn: &Turn, (asker, ticks): (&Asker, u64), now: Moment) -> bool {
         let namespace = asker.pod.namespace.as_str();
-        let (mut outcome, mut is_placed) = (Outcome::default(), false);
+        let (mut outcome, mut is_placed) = (LookOutcome::default(), false);
         if let Some(wanted) = self.wanted(turn, now) {
             let parts = &wanted.parts;
             let without = BTreeSet::new();
             let (nodes, budgets) = (&wanted.nodes[..], Budgets::Kept);
             let from = self.reserves.evictions.preempting.looks.from(&turn.key);
-            let look = Look { nodes, asker, budgets, without: &without, ticks, from, now };
+            let look = VictimSearch { nodes, asker, budgets, without: &without, ticks, from, now };
             let (found, free) = self.find_with_places(&wanted, &look);
             let allowed = |core: &Self, place: &Placement| {
                 let places: Vec<Placement> = std::iter::once(place).chain(&free).cloned().collect();
                 core.beyond_bounds_then(&turn.key, parts, &places).is_none()
             };
             match found {
-                Ok(Found::Room { nth, place }) if allowed(self, &place) => {
+                Ok(VictimsFound::Room { nth, place }) if allowed(self, &place) => {
                     self.adopt_places(turn, parts, nth, &[place], now);
                     self.no_longer_kept(&turn.key, now);
                     is_placed = true;
                 }
-                Ok(Found::Victims { place, victims }) if allowed(self, &place) => {
+                Ok(VictimsFound::Victims { place, victims }) if allowed(self, &place) => {
                     let places = std::iter::once(place).chain(free).collect();
                     let begun = self.begin_evicting(
                         turn,
@@ -214,7 +221,7 @@ impl Core {
     ) -> Result<(), PutOff> {
         let (unit, Some(place)) = ((&turn.key, &turn.pods[..]), aside.places.first()) else { return Ok(()) };
         self.begin_evicting_for(unit, asker, (place, Goal::Share), victims, now)?;
-        let kept = Kept {
+        let kept = Reservation {
             namespace: asker.pod.namespace.clone(),
             name: self.name_of(&turn.key),
             aside,
@@ -248,7 +255,7 @@ impl Core {
             let slow = pod.standing.grace > END_WITHIN;
             let unguarded = self.view.budgets_of(pod).is_unguarded();
             let words = self.gives(pod, asker, &whom);
-            let (at, step) = (pod.at.clone(), Step::ToAsk(now));
+            let (at, step) = (pod.at.clone(), EvictionStep::ToAsk(now));
             chosen.push(((!slow, unguarded), Victim { at, words, slow, unsure: false, step }));
         }
         chosen.sort_by_key(|(order, _)| *order);
@@ -272,7 +279,7 @@ impl Core {
             self.recorder.preempts(pod, words.clone());
         }
         let (namespace, pods, until) = (namespace.clone(), pods.to_vec(), now + END_WITHIN);
-        let stage = Stage::Evicting;
+        let stage = PreemptionStage::Evicting;
         let preemption = Preemption { namespace, pods, goal, victims, since: now, until, stage };
         self.reserves.evictions.preempting.begin(key.clone(), preemption);
         Ok(())
@@ -329,16 +336,18 @@ impl Core {
                     self.reserves.evictions.preempting.served(&key);
                     self.end_preempted(&key, gpus);
                 }
-                Stage::Evicting if is_placed => {
+                PreemptionStage::Evicting if is_placed => {
                     self.reserves.evictions.preempting.placed(&key);
                     self.end_preempted(&key, gpus);
                 }
-                Stage::Evicting if waits && one.goal == Goal::Share && !self.reserves.is_preempted(&key) => {
+                PreemptionStage::Evicting
+                    if waits && one.goal == Goal::Share && !self.reserves.is_preempted(&key) =>
+                {
                     // Another pod of its gang has the room. Whether that one is bound says whether it was in vain.
                     let others = self.has_place_of(&key);
                     self.reserves.evictions.preempting.went_to(&key, others);
                 }
-                Stage::Evicting if waits => {
+                PreemptionStage::Evicting if waits => {
                     let (until, outlived) = (self.ends_by(one, now), self.has_time_left(one, now));
                     self.reserves.evictions.preempting.set_until(&key, until);
                     self.reserves.keep_until(&key, until);
@@ -350,8 +359,8 @@ impl Core {
                         self.end_preempted(&key, gpus);
                     }
                 }
-                Stage::Placed if is_placed => {}
-                Stage::Evicting | Stage::Placed => {
+                PreemptionStage::Placed if is_placed => {}
+                PreemptionStage::Evicting | PreemptionStage::Placed => {
                     self.reserves.evictions.preempting.in_vain(&key, now);
                     self.end_preempted(&key, gpus);
                 }
@@ -427,9 +436,9 @@ impl Core {
 
     pub(super) fn evicted(&mut self, pod: &PodRef, result: Result<Eviction, Failure>, now: Moment) {
         match self.reserves.evictions.preempting.answered(pod, result, now) {
-            Told::Nothing => {}
-            Told::Ends(pod, words) => self.recorder.preempted(&pod, words),
-            Told::Stays { unit, words } => {
+            EvictionResult::Nothing => {}
+            EvictionResult::Ends(pod, words) => self.recorder.preempted(&pod, words),
+            EvictionResult::Stays { unit, words } => {
                 self.recorder.trouble(format!("pod {pod} is not evicted for another: {words}"));
                 let gpus = self.reserves.evictions.preempting.gpus_for(&unit);
                 self.reserves.evictions.preempting.stop(&unit, now);

@@ -10,7 +10,7 @@ use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::core::Core;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::{KEPT_FOR, Reason};
-use crate::controller::reserve::Kept;
+use crate::controller::reserve::Reservation;
 use crate::controller::steps::place::Refused;
 use crate::controller::steps::reserving::choose::Within;
 use crate::model::names::NodeName;
@@ -137,7 +137,7 @@ impl Core {
     }
 
     /// What is kept, and until when.
-    pub(in crate::controller) fn until(&self, kept: &Kept) -> String {
+    pub(in crate::controller) fn until(&self, kept: &Reservation) -> String {
         let (mut gpus, mut mib) = (BTreeSet::new(), 0);
         for (gpu, grant) in kept.aside.gpus() {
             mib += grant.memory.mib_ceil();
@@ -270,7 +270,7 @@ impl Core {
     /// `own`: what is kept off are shares of its own namespace.
     fn begin_with(&mut self, turn: &Turn, namespace: &str, aside: Aside, own: bool, now: Moment) {
         let name = self.name_of(&turn.key);
-        let kept = Kept {
+        let kept = Reservation {
             namespace: namespace.to_owned(),
             name,
             own,

@@ -12,10 +12,10 @@ use crate::controller::grant::{Configs, allocation};
 use crate::controller::tracker::Writing;
 use crate::controller::view::claim::{GIVEN_UP, WAITING};
 use crate::controller::view::groups::QUEUE_OF_KAI;
-use crate::controller::view::{Asks, Claim, Gpu, Presence};
+use crate::controller::view::{Asks, Claim, Presence, PublishedGpu};
 use crate::controller::write::{FINALIZER, Round, Write};
 use crate::model::claim::{ClaimKey, PodRef};
-use crate::slices::Parts;
+use crate::slices::BoardParts;
 
 impl Core {
     pub(in crate::controller) fn send(
@@ -105,7 +105,9 @@ impl Core {
         let planned = self.tracker.planned(key)?;
         let Asks::Shares(spec) = &claim.asks else { return None };
         // A GPU that is cut into MIG devices has no shares, and its results no share ids.
-        let keeps = |gpu: &Gpu| gpu.grantable.keeps_shares() || matches!(gpu.grantable.parts, Parts::Mig(_));
+        let keeps = |gpu: &PublishedGpu| {
+            gpu.grantable.keeps_shares() || matches!(gpu.grantable.parts, BoardParts::Mig(_))
+        };
         let keeps = planned.gpus().all(|gpu| self.view.gpu(&gpu).is_some_and(keeps));
         let made = allocation(
             &planned.node,

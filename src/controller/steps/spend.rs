@@ -8,7 +8,7 @@ use crate::controller::core::Core;
 use crate::controller::purse::BESIDE;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
-use crate::controller::steps::place::{Part, Refused};
+use crate::controller::steps::place::{PodPart, Refused};
 use crate::model::claim::ClaimKey;
 
 impl Core {
@@ -86,7 +86,7 @@ impl Core {
     ///
     /// # Errors
     /// They cannot be used. That is remembered of the claims, and they are not tried again.
-    pub(super) fn study(&mut self, part: &Part) -> Result<bool, Refused> {
+    pub(super) fn study(&mut self, part: &PodPart) -> Result<bool, Refused> {
         for (shape, requests) in part.shapes() {
             match self.capacity.index.study(shape) {
                 Studied::Done => {}

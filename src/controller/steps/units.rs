@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::controller::Moment;
 use crate::controller::core::{Core, stored, unit};
 use crate::controller::gang::{Minimum, Placed};
-use crate::controller::pods::{Change, MemberAsks};
+use crate::controller::pods::{MemberAsks, RoomChange};
 use crate::controller::queue::{TriedBy, UnitKey, Waiter};
 use crate::controller::tracker::Plan;
 use crate::controller::view::groups::Family;
@@ -34,7 +34,7 @@ impl Core {
         let ports = place.as_ref().zip(self.view.ports_of(uid)).map(|((node, _), ports)| (node, ports));
         self.pods.ports.set(uid, ports);
         self.note_neighbour(uid, place.as_ref().map(|(node, _)| node));
-        let Change { given, taken } = self.pods.set_place(uid, place);
+        let RoomChange { given, taken } = self.pods.set_place(uid, place);
         let changed = given.iter().chain(&taken);
         changed.for_each(|(node, _)| self.reserves.evictions.preempting.holders.touch(node));
         if let Some((node, room)) = given {

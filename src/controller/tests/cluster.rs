@@ -21,7 +21,7 @@ use crate::controller::core::Core;
 use crate::controller::grant;
 use crate::controller::holds::ReleaseStep;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
-use crate::controller::write::{Failure, Outcome, Write};
+use crate::controller::write::{Failure, Write, WriteOutcome};
 use crate::model::claim::PodRef;
 use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
 use crate::model::share::Extent;
@@ -69,7 +69,7 @@ pub struct Cluster {
     /// What the controller wants written.
     pub writes: VecDeque<Write>,
     /// What came of writes, and the controller has not heard yet.
-    pub answers: Vec<Outcome>,
+    pub answers: Vec<WriteOutcome>,
     /// The API server keeps share ids.
     pub keeps: bool,
     /// Each share of the nodes to come has an MPS daemon of its own.
@@ -480,7 +480,7 @@ impl Cluster {
             panic!("nothing is to be created")
         };
         let made = self.store(*claim);
-        self.core.done(Outcome::Created(uid, Ok(Box::new(made))), self.now);
+        self.core.done(WriteOutcome::Created(uid, Ok(Box::new(made))), self.now);
     }
 
     /// Does any one of the writes.
@@ -508,20 +508,22 @@ impl Cluster {
     pub fn fail(&mut self, failure: Failure) {
         let Some(write) = self.writes.pop_front() else { return };
         let outcome = match write {
-            Write::Hold(gpu) => Outcome::Held(gpu, Err(failure)),
-            Write::WatchBarrier(at) => Outcome::BarrierWritten(at.claim.uid, Err(failure)),
-            Write::Release(gpu, step) => Outcome::Released(gpu, step.at().claim.uid.clone(), Err(failure)),
-            Write::Allocate { claim, .. } => Outcome::Allocated(claim, Err(failure)),
-            Write::Clear(claim, _) => Outcome::Cleared(claim, Err(failure)),
-            Write::Mark(claim, ..) => Outcome::Marked(claim, Err(failure)),
-            Write::Create(claim, ..) => Outcome::Created(claim, Err(failure)),
-            Write::Evict(pod) => Outcome::Evicted(pod, Err(failure)),
-            Write::Move(pod, _) => Outcome::Moved(pod.uid, Err(failure)),
+            Write::Hold(gpu) => WriteOutcome::Held(gpu, Err(failure)),
+            Write::WatchBarrier(at) => WriteOutcome::BarrierWritten(at.claim.uid, Err(failure)),
+            Write::Release(gpu, step) => {
+                WriteOutcome::Released(gpu, step.at().claim.uid.clone(), Err(failure))
+            }
+            Write::Allocate { claim, .. } => WriteOutcome::Allocated(claim, Err(failure)),
+            Write::Clear(claim, _) => WriteOutcome::Cleared(claim, Err(failure)),
+            Write::Mark(claim, ..) => WriteOutcome::Marked(claim, Err(failure)),
+            Write::Create(claim, ..) => WriteOutcome::Created(claim, Err(failure)),
+            Write::Evict(pod) => WriteOutcome::Evicted(pod, Err(failure)),
+            Write::Move(pod, _) => WriteOutcome::Moved(pod.uid, Err(failure)),
         };
         self.core.done(outcome, self.now);
     }
 
-    fn perform(&mut self, write: Write, lost: bool) -> Outcome {
+    fn perform(&mut self, write: Write, lost: bool) -> WriteOutcome {
         let hear = |result: Result<ResourceClaim, Failure>| match (result, lost) {
             (Ok(_), true) => Err(Failure::Silent("the answer was lost".to_owned())),
             (result, _) => result.map(Box::new),
@@ -529,13 +531,13 @@ impl Cluster {
         match write {
             Write::Hold(gpu) => {
                 let made = self.hold(&gpu.node.to_string(), &gpu.device.to_string());
-                Outcome::Held(gpu, hear(made))
+                WriteOutcome::Held(gpu, hear(made))
             }
             Write::WatchBarrier(at) => {
                 let text = at.resource_version.clone();
                 let marks = Marks { finalizers: None, annotations: vec![(LOOKED.to_owned(), Some(text))] };
                 let marked = self.mark(&at, &marks);
-                Outcome::BarrierWritten(at.claim.uid, hear(marked))
+                WriteOutcome::BarrierWritten(at.claim.uid, hear(marked))
             }
             Write::Release(gpu, step) => {
                 let uid = step.at().claim.uid.clone();
@@ -553,32 +555,35 @@ impl Cluster {
                         found
                     }
                 };
-                Outcome::Released(gpu, uid, hear(done).map(drop))
+                WriteOutcome::Released(gpu, uid, hear(done).map(drop))
             }
             Write::Allocate { claim, at, marks, allocation } => {
                 let stored = self.mark(&at, &marks).and_then(|marked| {
                     let at = version(&marked.metadata);
                     self.allocate(&at, Some(*allocation))
                 });
-                Outcome::Allocated(claim, hear(stored))
+                WriteOutcome::Allocated(claim, hear(stored))
             }
             Write::Clear(claim, at) => {
                 let stored = self.allocate(&at, None);
-                Outcome::Cleared(claim, hear(stored))
+                WriteOutcome::Cleared(claim, hear(stored))
             }
             Write::Mark(claim, at, marks) => {
                 let stored = self.mark(&at, &marks);
-                Outcome::Marked(claim, hear(stored))
+                WriteOutcome::Marked(claim, hear(stored))
             }
             Write::Evict(pod) => {
                 let done = self.evict(&pod, false);
-                Outcome::Evicted(pod, if lost { Err(Failure::Silent("lost".to_owned())) } else { Ok(done) })
+                WriteOutcome::Evicted(
+                    pod,
+                    if lost { Err(Failure::Silent("lost".to_owned())) } else { Ok(done) },
+                )
             }
             Write::Create(claim, object, allocation) => {
                 let name =
                     (object.metadata.namespace.clone().unwrap(), object.metadata.name.clone().unwrap());
                 if self.claims.contains_key(&name) {
-                    return Outcome::Created(claim, Err(Failure::Conflict));
+                    return WriteOutcome::Created(claim, Err(Failure::Conflict));
                 }
                 let made = self.store(*object);
                 let at = version(&made.metadata);
@@ -586,14 +591,14 @@ impl Cluster {
                     Some(allocation) => self.allocate(&at, Some(*allocation)),
                     None => Ok(made),
                 };
-                Outcome::Created(claim, hear(made))
+                WriteOutcome::Created(claim, hear(made))
             }
             Write::Move(pod, _) => {
                 let done = match self.evict(&pod, true) {
                     Eviction::Protected(words) => Err(Failure::Refused(words)),
                     Eviction::Evicted | Eviction::Gone => Ok(()),
                 };
-                Outcome::Moved(pod.uid, done)
+                WriteOutcome::Moved(pod.uid, done)
             }
         }
     }

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::cluster::{Cluster, device, merge, object, results};
-use crate::cluster::events::Subject;
+use crate::cluster::events::EventSubject;
 use crate::controller::config::Rules;
 use crate::controller::explain::{self, Answer, explain};
 use crate::controller::queue::Patience;
@@ -303,8 +303,7 @@ fn what_is_kept_is_told_to_both_with_numbers_and_until_when() {
     let waits = others_wait(&mut cluster, 120, |cluster, _| told.extend(cluster.core.recorder.take().0));
     assert!(longest(&waits, 30) <= 28, "{waits:?}");
     let says = |name: &str, words: &[&str]| {
-        let of =
-            |subject: &Subject| matches!(subject, Subject::Pod { name: pod, .. } if pod.starts_with(name));
+        let of = |subject: &EventSubject| matches!(subject, EventSubject::Pod { name: pod, .. } if pod.starts_with(name));
         told.iter().any(|note| of(&note.subject) && words.iter().all(|one| note.message.contains(one)))
     };
     let words = ["kept for it until 1970-01-01T00:", "Z: 81920 MiB of node-0/gpu-0; needs a whole GPU"];

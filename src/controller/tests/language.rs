@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, device};
 use crate::controller::config::Rules;
-use crate::controller::holds::Pace;
+use crate::controller::holds::HoldPace;
 use crate::controller::view::Use;
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
@@ -141,7 +141,7 @@ fn taint_rules_mean_the_devices_that_they_select() {
 
 #[test]
 fn holds_in_advance_leave_tainted_gpus_alone() {
-    let holds = Pace { ahead: 1, ..Pace::default() };
+    let holds = HoldPace { ahead: 1, ..HoldPace::default() };
     let mut cluster = Cluster::new(Rules { holds, ..Rules::default() });
     cluster.put_node("node-0", 2);
     let taint = json!({"key": "repair", "effect": "NoSchedule"});

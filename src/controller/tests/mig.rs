@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::cluster::{Cluster, grants, merge, results};
 use super::scenes::{LONG, rules, share};
 use super::walk::bind;
-use crate::cluster::events::{Note, Subject};
+use crate::cluster::events::{EventSubject, Note};
 use crate::model::names::SHARED_CLASS;
 use crate::model::share::Extent;
 
@@ -198,7 +198,7 @@ fn a_selector_chooses_the_board_that_is_cut() {
     assert_eq!((cluster.place("all"), cluster.place("none")), (None, None));
     let (notes, _) = cluster.core.recorder.take();
     let last = |pod: &str| {
-        let of_pod = |note: &&Note| matches!(&note.subject, Subject::Pod { name, .. } if name == pod);
+        let of_pod = |note: &&Note| matches!(&note.subject, EventSubject::Pod { name, .. } if name == pod);
         notes.iter().rev().find(of_pod).unwrap_or_else(|| panic!("{pod}: {notes:#?}")).message.clone()
     };
     for (pod, words) in [

@@ -11,13 +11,13 @@ use super::cluster::{Cluster, merge, object};
 use super::explain::listed;
 use crate::allocate::audit;
 use crate::allocate::moves::SEARCH_TICKS;
-use crate::cluster::events::Subject;
+use crate::cluster::events::EventSubject;
 use crate::controller::config::{Consolidation, Mode, Rules};
 use crate::controller::explain::rebalance::{Help, rebalance};
 use crate::controller::explain::{Answer, Subject as Asked, explain};
 use crate::controller::moves::Proposed;
 use crate::controller::queue::{Patience, UnitKey};
-use crate::controller::steps::moving::{Search, Whose};
+use crate::controller::steps::moving::{MoveSearch, MoverFilter};
 use crate::model::names::{DRIVER, SHARED_CLASS};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -122,7 +122,7 @@ pub(super) fn mark(value: &str) -> Value {
 
 fn words_to(cluster: &mut Cluster, name: &str) -> Vec<String> {
     let (notes, _) = cluster.core.recorder.take();
-    let is_its = |subject: &Subject| matches!(subject, Subject::Pod { name: of, .. } if of == name);
+    let is_its = |subject: &EventSubject| matches!(subject, EventSubject::Pod { name: of, .. } if of == name);
     notes.into_iter().filter(|note| is_its(&note.subject)).map(|note| note.message).collect()
 }
 
@@ -558,10 +558,10 @@ fn is_placed(cluster: &Cluster, (namespace, name): (&str, &str)) -> bool {
 fn proposed(cluster: &mut Cluster) -> Option<Proposed> {
     let turn =
         cluster.core.queue.turns(cluster.now, |_| crate::controller::gang::Placed::default()).remove(0);
-    match cluster.core.propose(&turn, Whose::Any, SEARCH_TICKS, cluster.now) {
-        Search::Found(found) => Some(found),
-        Search::Nothing => None,
-        Search::Spent => panic!("spent"),
+    match cluster.core.propose(&turn, MoverFilter::Any, SEARCH_TICKS, cluster.now) {
+        MoveSearch::Found(found) => Some(found),
+        MoveSearch::Nothing => None,
+        MoveSearch::Spent => panic!("spent"),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::{Mode, Rules};
 use crate::controller::explain::{Answer, Subject, explain};
 use crate::controller::neighbours::{Asker, Neighbour, Neighbours};
-use crate::feasible::{Demands, Labels, Terms};
+use crate::feasible::{Demands, PodLabels, Terms};
 use crate::model::names::{DRIVER, NodeName, PodUid, SHARED_CLASS};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -427,7 +427,7 @@ fn what_is_counted_along_equals_what_is_counted_anew() {
     let mut cluster = cluster(&["a", "b", "c"], 4);
     cluster.settle(SECOND);
     let view = &cluster.core.view;
-    let labels = |text: &str| -> Arc<Labels> { Arc::new([("app", text)].into_iter().collect()) };
+    let labels = |text: &str| -> Arc<PodLabels> { Arc::new([("app", text)].into_iter().collect()) };
     let terms = |pod: &Value| {
         let spec = both(pod, &json!({"spec": {"containers": []}}))["spec"].clone();
         Arc::new(Terms::of(&object(spec), "ml", &labels("web")).unwrap())

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::cluster::Cluster;
 use super::scenes::{LONG, MOMENT, cluster, put_kai, rules};
-use crate::cluster::events::Subject;
+use crate::cluster::events::EventSubject;
 use crate::cluster::feed::{Change, WatchEvent};
 
 const CLAIM: &str = "kai-gpu-share";
@@ -17,7 +17,7 @@ fn exists(cluster: &Cluster) -> bool {
 fn told(cluster: &mut Cluster) -> Vec<String> {
     let notes = cluster.core.recorder.take().0.into_iter();
     notes
-        .filter(|note| matches!(&note.subject, Subject::Pod { name, .. } if name == "kai"))
+        .filter(|note| matches!(&note.subject, EventSubject::Pod { name, .. } if name == "kai"))
         .map(|note| note.message)
         .collect()
 }

@@ -9,7 +9,7 @@ use super::cluster::{Cluster, NS, device, object};
 use super::told::until;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
-use crate::controller::holds::Pace;
+use crate::controller::holds::HoldPace;
 use crate::controller::view::GpuRef;
 use crate::controller::write::{Failure, Write};
 use crate::model::names::SHARED_CLASS;
@@ -20,7 +20,10 @@ pub(super) const MOMENT: Duration = Duration::from_millis(25);
 pub(super) const LONG: Duration = Duration::from_secs(20);
 
 pub(super) fn rules() -> Rules {
-    Rules { holds: Pace { keep_warm: Duration::from_secs(600), ..Pace::default() }, ..Rules::default() }
+    Rules {
+        holds: HoldPace { keep_warm: Duration::from_secs(600), ..HoldPace::default() },
+        ..Rules::default()
+    }
 }
 
 pub(super) fn cluster(nodes: u32, gpus: u32) -> Cluster {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::cluster::{Cluster, NS, object};
 use super::scenes::{LONG, MOMENT, SECOND, cluster, rules, share};
 use super::walk::bind;
-use crate::cluster::events::{Note, Subject};
+use crate::cluster::events::{EventSubject, Note};
 use crate::controller::write::{Failure, Write};
 
 const KAI: &str = "kai-gpu-share";
@@ -15,7 +15,7 @@ const KAI: &str = "kai-gpu-share";
 /// `pod: REASON words` of each event of a pod since this was last asked.
 pub(super) fn told(cluster: &mut Cluster) -> Vec<String> {
     let of_pod = |note: Note| match note.subject {
-        Subject::Pod { name, .. } => Some(format!("{name}: {} {}", note.reason, note.message)),
+        EventSubject::Pod { name, .. } => Some(format!("{name}: {} {}", note.reason, note.message)),
         _ => None,
     };
     cluster.core.recorder.take().0.into_iter().filter_map(of_pod).collect()

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::cluster::{Cluster, KINDS, claims_of, results};
 use crate::cluster::pod_groups::PodGroupApi;
 use crate::controller::config::{Consolidation, Mode, Rules};
-use crate::controller::holds::Pace;
+use crate::controller::holds::HoldPace;
 use crate::controller::preempt::EVICTIONS_OF_NAMESPACE_MAX;
 use crate::controller::queue::{Lacks, Patience};
 use crate::controller::view::GpuRef;
@@ -33,7 +33,7 @@ const BEGINS_ANEW: Range<u8> = 53..55;
 const SETTLE: Duration = Duration::from_secs(2);
 
 fn rules() -> Rules {
-    let holds = Pace { settle: SETTLE, keep_warm: Duration::from_secs(10), ..Pace::default() };
+    let holds = HoldPace { settle: SETTLE, keep_warm: Duration::from_secs(10), ..HoldPace::default() };
     Rules { holds, ..Rules::default() }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocate::GpuGrant;
 use crate::controller::Moment;
-use crate::controller::grant::Given;
+use crate::controller::grant::RequestGrant;
 use crate::controller::queue::UnitKey;
 use crate::controller::view::{GpuRef, Presence};
 use crate::model::claim::ClaimKey;
@@ -24,7 +24,7 @@ pub struct Plan {
 #[derive(Debug, Clone)]
 pub struct PlannedClaim {
     pub node: NodeName,
-    pub given: Vec<Given>,
+    pub given: Vec<RequestGrant>,
 }
 
 impl PlannedClaim {
@@ -75,7 +75,7 @@ impl Unit {
 
 /// How far a planned claim has come.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct PlanProgress {
     pub unit: UnitKey,
     pub claim: PlannedClaim,
     pub next: Next,
@@ -85,7 +85,7 @@ pub(super) struct Progress {
     pub done: bool,
 }
 
-impl Progress {
+impl PlanProgress {
     pub fn new(unit: &UnitKey, claim: PlannedClaim, now: Moment) -> Self {
         Self { unit: unit.clone(), claim, next: Next::From(now), lost: false, done: false }
     }

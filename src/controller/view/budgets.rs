@@ -7,7 +7,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
 use crate::controller::view::{ClusterView, Kind, News, Pod, groups};
-use crate::feasible::Labels;
+use crate::feasible::PodLabels;
 use crate::select::TICKS_PER_UNIT;
 
 /// Budgets of a namespace whose selectors are kept. Where there are more, the namespace's pods stay.
@@ -23,17 +23,17 @@ const SELECTOR_BYTES_MAX: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
     /// By namespace, then by namespace and name as one text.
-    all: BTreeMap<String, BTreeMap<String, Budget>>,
+    all: BTreeMap<String, BTreeMap<String, DisruptionBudget>>,
 }
 
 /// Which budgets are about a pod, and what it took to find out.
 pub struct BudgetsOf<'a> {
-    pub guard: Guard<'a>,
+    pub guard: BudgetGuard<'a>,
     /// In ticks of [`TICKS_PER_UNIT`].
     pub ticks: u64,
 }
 
-pub enum Guard<'a> {
+pub enum BudgetGuard<'a> {
     /// These, each with how many pods it lets go now.
     By(Vec<(&'a str, u32)>),
     /// Nobody knows: there are too many.
@@ -43,12 +43,12 @@ pub enum Guard<'a> {
 impl BudgetsOf<'_> {
     /// No budget is about it.
     pub fn is_unguarded(&self) -> bool {
-        matches!(&self.guard, Guard::By(all) if all.is_empty())
+        matches!(&self.guard, BudgetGuard::By(all) if all.is_empty())
     }
 }
 
 #[derive(Debug, Clone, PartialEq)]
-struct Budget {
+struct DisruptionBudget {
     about: About,
     allowed: u32,
 }
@@ -92,9 +92,9 @@ impl ClusterView {
         let others = all.iter().filter(|(of, one)| **of != key && one.about != About::Beyond);
         let (count, named) =
             others.fold((1, 0), |(count, named), (_, one)| (count + 1, named + one.about.named()));
-        let fresh = Budget::of(selector, allowed);
+        let fresh = DisruptionBudget::of(selector, allowed);
         let fits = count <= BUDGETS_OF_NAMESPACE_MAX && named + fresh.about.named() <= NAMED_OF_NAMESPACE_MAX;
-        let fresh = if fits { fresh } else { Budget { about: About::Beyond, allowed: 0 } };
+        let fresh = if fits { fresh } else { DisruptionBudget { about: About::Beyond, allowed: 0 } };
         let is_told = had_all && fresh.about == About::Beyond;
         let before = all.insert(key, fresh.clone());
         let mut news = if before.as_ref() == Some(&fresh) { Vec::new() } else { vec![News::Budgets] };
@@ -123,11 +123,11 @@ impl ClusterView {
         let mut ticks = 0;
         let mut found = Vec::new();
         // Who has more labels than are kept stays, whatever is found here.
-        let none = Labels::default();
+        let none = PodLabels::default();
         let labels = pod.standing.labels.as_deref().unwrap_or(&none);
         for (key, budget) in self.optional.budgets.all.get(&pod.at.namespace).into_iter().flatten() {
             let is_about = match &budget.about {
-                About::Beyond => return BudgetsOf { guard: Guard::Stays, ticks },
+                About::Beyond => return BudgetsOf { guard: BudgetGuard::Stays, ticks },
                 About::Nothing => false,
                 About::Chosen { selector, named } => {
                     ticks += TICKS_PER_UNIT * (1 + *named as u64);
@@ -138,11 +138,11 @@ impl ClusterView {
                 found.push((key.as_str(), budget.allowed));
             }
         }
-        BudgetsOf { guard: Guard::By(found), ticks }
+        BudgetsOf { guard: BudgetGuard::By(found), ticks }
     }
 }
 
-impl Budget {
+impl DisruptionBudget {
     fn of(selector: Option<LabelSelector>, allowed: u32) -> Self {
         let Some(selector) = selector else { return Self { about: About::Nothing, allowed } };
         let labels = selector.match_labels.iter().flatten();
@@ -166,13 +166,13 @@ impl Budget {
 }
 
 /// As the API server reads it: a selector that says nothing chooses all.
-fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+fn selects(selector: &LabelSelector, labels: &PodLabels) -> bool {
     let has = |(name, text): (&String, &String)| labels.get(name.as_str()) == Some(text.as_str());
     selector.match_labels.iter().flatten().all(has)
         && selector.match_expressions.iter().flatten().all(|one| holds(one, labels))
 }
 
-fn holds(one: &LabelSelectorRequirement, labels: &Labels) -> bool {
+fn holds(one: &LabelSelectorRequirement, labels: &PodLabels) -> bool {
     let found = labels.get(one.key.as_str());
     let named = |text: &str| one.values.iter().flatten().any(|value| value == text);
     match one.operator.as_str() {

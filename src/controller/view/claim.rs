@@ -91,7 +91,7 @@ pub struct Claim {
     pub(super) kept: Option<Arc<ResourceClaim>>,
     pub asks: Asks,
     pub allocation: Option<Allocation>,
-    pub users: Users,
+    pub users: ReservedFor,
 }
 
 /// What the API server knows of any object.
@@ -107,7 +107,7 @@ pub struct ClaimMeta {
 
 /// `status.reservedFor`.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Users {
+pub struct ReservedFor {
     pub pods: Vec<PodUid>,
     /// Something other than a pod is there as well.
     pub others: bool,
@@ -119,7 +119,7 @@ pub enum Asks {
     /// At least one request of our class: ours to allocate, or to refuse.
     Shares(Arc<DeviceClaim>),
     /// Devices of other classes: the scheduler's to give.
-    Scheduler(Arc<[class::Request]>),
+    Scheduler(Arc<[class::Alternatives]>),
     /// Ours, and it cannot be placed: why, in words.
     Unreadable(String),
 }
@@ -216,7 +216,7 @@ pub fn planned(key: ClaimKey, pod: &PodRef, (text, name): (&str, &str), classes:
         kept: None,
         asks: asks.unwrap_or_else(Asks::Unreadable),
         allocation: None,
-        users: Users::default(),
+        users: ReservedFor::default(),
     }
 }
 
@@ -287,7 +287,7 @@ pub(super) fn read(key: ClaimKey, object: ResourceClaim, namespace: &str, classe
             .and_then(|status| status.allocation.as_ref())
             .map(|one| allocation(claim, &object, &asks, one, hold.as_ref())),
         asks,
-        users: Users {
+        users: ReservedFor {
             pods: reserved()
                 .filter(|user| read_claim::is_pod(user))
                 .map(|user| PodUid::new(&user.uid))

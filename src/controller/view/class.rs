@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, DeviceRequest, ExactDeviceRequest};
 
 use crate::admission::ShareClasses;
-use crate::controller::classes::{Class, OurClasses};
+use crate::controller::classes::{OurClass, OurClasses};
 use crate::controller::requests::{exact, expressions};
 use crate::controller::view::News;
 use crate::select::{NOT_FOR_THE_SCHEDULER, Placer, Toleration, placer};
@@ -46,7 +46,7 @@ impl Classes {
         let placer = placer(object);
         if placer == Placer::Controller {
             let before = self.others.remove(&name).map(|_| News::OtherClass);
-            let now = self.ours.set(&name, Class::of(object)).then_some(News::Class(name));
+            let now = self.ours.set(&name, OurClass::of(object)).then_some(News::Class(name));
             return before.into_iter().chain(now).collect();
         }
         let before = self.ours.remove(&name).then(|| News::Class(name.clone()));
@@ -82,7 +82,7 @@ pub struct OtherClass {
 }
 
 /// A request of a claim: one of these is to be given.
-pub type Request = Vec<Choice>;
+pub type Alternatives = Vec<Choice>;
 
 /// Devices of a class.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,14 +98,14 @@ pub struct Choice {
 /// What a pod waits for: so many devices, each of one of these kinds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Need {
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<DeviceKind>,
     pub devices: u32,
     /// All of each device.
     pub whole: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kind {
+pub struct DeviceKind {
     /// CEL of the class and of the request: all must choose the device.
     pub selectors: Arc<[String]>,
     pub tolerations: Vec<Toleration>,
@@ -128,8 +128,8 @@ impl OtherClass {
 }
 
 /// The requests that take devices away from others: one for a look at devices in use does not.
-pub fn requests(all: &[DeviceRequest]) -> Vec<Request> {
-    let choices = |request: &DeviceRequest| -> Request {
+pub fn requests(all: &[DeviceRequest]) -> Vec<Alternatives> {
+    let choices = |request: &DeviceRequest| -> Alternatives {
         let exactly = request.exactly.iter().filter(|one| one.admin_access != Some(true)).map(choice);
         let alternatives = request.first_available.iter().flatten().map(|sub| choice(&exact(sub)));
         exactly.chain(alternatives).collect()
@@ -148,7 +148,7 @@ fn choice(one: &ExactDeviceRequest) -> Choice {
 }
 
 /// A request that is not told apart from any other: of a class that nobody knows.
-pub fn anything() -> Request {
+pub fn anything() -> Alternatives {
     vec![Choice {
         class: String::new(),
         selectors: Vec::new(),
@@ -189,12 +189,12 @@ pub fn resources(spec: &PodSpec) -> BTreeMap<String, u32> {
 }
 
 /// What a request comes to. None: its classes are not known.
-pub fn need(request: &Request, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
+pub fn need(request: &Alternatives, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
     let kind = |choice: &Choice| {
         let selectors = selectors(choice, classes)?;
-        Some(Kind { selectors, tolerations: choice.tolerations.clone() })
+        Some(DeviceKind { selectors, tolerations: choice.tolerations.clone() })
     };
-    let kinds: Vec<Kind> = request.iter().filter_map(kind).collect();
+    let kinds: Vec<DeviceKind> = request.iter().filter_map(kind).collect();
     let devices = request.iter().map(|choice| choice.devices).max()?;
     let whole = request.iter().all(|choice| choice.whole);
     (!kinds.is_empty()).then_some(Need { kinds, devices, whole })
@@ -267,5 +267,5 @@ pub fn of_resource<'a>(name: &str, classes: &'a BTreeMap<String, OtherClass>) ->
 /// The same as a need.
 pub fn need_of_resource(name: &str, devices: u32, classes: &BTreeMap<String, OtherClass>) -> Option<Need> {
     let selectors = of_resource(name, classes)?.selectors.clone().into();
-    Some(Need { kinds: vec![Kind { selectors, tolerations: Vec::new() }], devices, whole: true })
+    Some(Need { kinds: vec![DeviceKind { selectors, tolerations: Vec::new() }], devices, whole: true })
 }

@@ -4,7 +4,7 @@ use crate::cluster::allocation::ClaimVersion;
 use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, Use, is_older};
 use crate::model::claim::ClaimKey;
 use crate::model::names::DeviceName;
-use crate::slices::Parts;
+use crate::slices::BoardParts;
 
 /// Has the watch brought a version of a claim, and so all that came before it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl ClusterView {
     /// nothing is placed on it.
     pub fn excludes_us(&self, gpu: &GpuRef, how: &Use) -> bool {
         let Use::Cut(devices) = how else { return !how.is_ours() };
-        let Some(Parts::Mig(mig)) = self.gpu(gpu).map(|gpu| &gpu.grantable.parts) else { return false };
+        let Some(BoardParts::Mig(mig)) = self.gpu(gpu).map(|gpu| &gpu.grantable.parts) else { return false };
         let is_there = |device: &DeviceName| {
             let at = device.profile_and_start();
             let mut known = mig.board.foreign.iter().map(|one| (one.profile_id, one.placement.start));

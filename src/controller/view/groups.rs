@@ -158,7 +158,7 @@ fn size(name: &'static str, text: &str) -> GangSize {
 
 /// What a PodGroup says.
 #[derive(Debug, PartialEq, Eq)]
-struct Said {
+struct PodGroupTerms {
     minimum: Minimum,
     /// Its queue has not let it in: Volcano does not try its pods.
     pending: bool,
@@ -166,11 +166,11 @@ struct Said {
 
 /// What PodGroups say, and who is in them.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct PodGroups {
     /// Schedulers that put every pod into a PodGroup.
     grouping: BTreeSet<String>,
     /// By namespace and name, as one text.
-    said: BTreeMap<PodGroupApi, BTreeMap<String, Said>>,
+    said: BTreeMap<PodGroupApi, BTreeMap<String, PodGroupTerms>>,
     members: BTreeMap<(Family, String), BTreeSet<PodUid>>,
     /// Gangs of which something else is said than before.
     changed: BTreeSet<(Family, String)>,
@@ -178,7 +178,7 @@ pub(super) struct Groups {
     promised: BTreeSet<ClaimKey>,
 }
 
-impl Groups {
+impl PodGroups {
     /// `grouping`: schedulers that put every pod into a PodGroup.
     pub fn new(grouping: &[String]) -> Self {
         Self { grouping: grouping.iter().cloned().collect(), ..Self::default() }
@@ -238,7 +238,7 @@ impl ClusterView {
 
     fn set_group(&mut self, api: PodGroupApi, object: &PodGroup) -> Vec<News> {
         let key = key_of(&object.metadata);
-        let fresh = Said {
+        let fresh = PodGroupTerms {
             minimum: minimum(api, &object.spec, &object.status),
             pending: api == PodGroupApi::Volcano && object.status.phase.as_deref() == Some(PENDING),
         };

@@ -31,16 +31,16 @@ pub use claim::{Allocation, Asks, Claim, GpuRef, Presence, Use};
 pub use class::{Need, Sought};
 pub use gpu_users::Sight;
 pub use groups::Gang;
-pub use node::{Gpu, NodeState, Slice, TaintRule};
+pub use node::{NodeState, PublishedGpu, Slice, TaintRule};
 pub use pod::Pod;
 pub use standing::Tried;
 
 use bind_requests::BindRequests;
+pub use budgets::BudgetGuard;
 use budgets::Budgets;
-pub use budgets::Guard;
 use claims::ClaimTable;
 use class::Classes;
-use groups::Groups;
+use groups::PodGroups;
 use namespaces::Namespaces;
 use pod::PodTable;
 use pools::Pools;
@@ -107,7 +107,7 @@ pub struct ClusterView {
 /// What is there only where its API is served and may be seen. Nothing waits for it, but for volumes where they may be.
 #[derive(Debug, Default)]
 struct Optional {
-    groups: Groups,
+    groups: PodGroups,
     bind_requests: BindRequests,
     budgets: Budgets,
     volumes: Volumes,
@@ -151,7 +151,7 @@ const NEEDED: [Kind; 7] =
 impl ClusterView {
     /// `grouping`: schedulers that put every pod into a PodGroup.
     pub fn new(namespace: &str, grouping: &[String]) -> Self {
-        let optional = Optional { groups: Groups::new(grouping), ..Optional::default() };
+        let optional = Optional { groups: PodGroups::new(grouping), ..Optional::default() };
         Self { namespace: namespace.to_owned(), optional, ..Self::default() }
     }
 
@@ -385,7 +385,7 @@ impl ClusterView {
 
     fn set_pod(&mut self, object: k8s_openapi::api::core::v1::Pod) -> Vec<News> {
         let mut fresh = pod::read(&object);
-        let mut rest = pod::Rest::of(&object, &fresh);
+        let mut rest = pod::PodExtras::of(&object, &fresh);
         if let Some(demands) = fresh.demands.take() {
             let demands = Arc::unwrap_or_clone(demands);
             fresh.demands = Some(Arc::new(self.with_volumes(demands, &fresh.at.namespace, &rest.volumes)));
@@ -516,7 +516,7 @@ impl ClusterView {
         nodes.into_iter().flat_map(|node| self.set_gpus(node)).collect()
     }
 
-    pub fn gpu(&self, gpu: &GpuRef) -> Option<&Gpu> {
+    pub fn gpu(&self, gpu: &GpuRef) -> Option<&PublishedGpu> {
         self.nodes.get(&gpu.node)?.gpus.get(&gpu.device).map(|gpu| &**gpu)
     }
 

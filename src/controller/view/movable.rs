@@ -15,7 +15,7 @@ const TEXT_BYTES_MAX: usize = 253;
 
 /// Who makes a pod anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct PodOwner {
     pub kind: OwnerKind,
     pub name: String,
     pub uid: String,
@@ -55,7 +55,7 @@ impl OwnerKind {
 /// Where a pod comes from that is made anew.
 #[derive(Debug, Clone)]
 pub struct Origin {
-    pub owner: Owner,
+    pub owner: PodOwner,
     /// What the pod's own annotation says: true that it may be moved, false that it may not.
     pub mark: Option<bool>,
     /// Why nobody can tell where another such pod may run.
@@ -77,7 +77,7 @@ pub(super) fn read(object: &core::Pod, pod: &Pod) -> Option<Origin> {
     }
     let mark = object.metadata.annotations.as_ref().and_then(|all| all.get(MOVABLE));
     Some(Origin {
-        owner: Owner { kind: OwnerKind::of(owner)?, name: owner.name.clone(), uid: owner.uid.clone() },
+        owner: PodOwner { kind: OwnerKind::of(owner)?, name: owner.name.clone(), uid: owner.uid.clone() },
         mark: mark.and_then(|text| text.parse().ok()),
         tie: tie(spec),
         demands: Arc::new(Demands::anywhere(spec)),

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 
-use crate::controller::view::pod::{PodTable, Rest};
+use crate::controller::view::pod::{PodExtras, PodTable};
 use crate::controller::view::{ClusterView, News, Pod};
-use crate::feasible::{Labels, Terms, TooLarge};
+use crate::feasible::{PodLabels, Terms, TooLarge};
 use crate::model::names::PodUid;
 
 /// Bytes of the terms of all pods, equal ones counted once: more than a hundred thousand templates.
@@ -55,7 +55,7 @@ impl<T: Ord> Once<T> {
 /// Sets of labels, and terms of pods.
 #[derive(Debug, Default)]
 pub(super) struct Alike {
-    labels: Once<Labels>,
+    labels: Once<PodLabels>,
     terms: Once<Terms>,
     /// Of the terms.
     bytes: usize,
@@ -65,10 +65,10 @@ pub(super) struct Alike {
 
 impl Alike {
     /// Takes what others have, too, from there. False: there is no room for the pod's terms, which are dropped.
-    pub fn keep(&mut self, pod: &mut Pod, rest: &mut Rest) -> bool {
+    pub fn keep(&mut self, pod: &mut Pod, rest: &mut PodExtras) -> bool {
         if let Some(labels) = &mut pod.standing.labels {
             if !self.labels.has(&**labels)
-                && let Some((like, _)) = self.labels.all.range::<Labels, _>(..=&**labels).next_back()
+                && let Some((like, _)) = self.labels.all.range::<PodLabels, _>(..=&**labels).next_back()
             {
                 Arc::make_mut(labels).share(like);
             }
@@ -87,7 +87,7 @@ impl Alike {
         true
     }
 
-    pub fn release(&mut self, pod: &Pod, rest: &Rest) {
+    pub fn release(&mut self, pod: &Pod, rest: &PodExtras) {
         if let Some(labels) = &pod.standing.labels {
             self.labels.release(labels);
         }
@@ -128,7 +128,7 @@ impl PodTable {
     }
 
     /// Takes what is alike from there. Tells, once, that there is no room for terms.
-    pub(super) fn keep_alike(&mut self, pod: &mut Pod, rest: &mut Rest) -> Option<News> {
+    pub(super) fn keep_alike(&mut self, pod: &mut Pod, rest: &mut PodExtras) -> Option<News> {
         let is_told = !self.alike.keep(pod, rest) && !std::mem::replace(&mut self.alike.is_full, true);
         is_told.then(|| {
             News::Trouble(format!(
@@ -155,14 +155,14 @@ mod tests {
     use super::*;
     use crate::controller::view::pod;
 
-    fn read(name: &str, labels: Value) -> (Pod, Rest) {
+    fn read(name: &str, labels: Value) -> (Pod, PodExtras) {
         let term = json!({"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "web"}}});
         let apart = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
         let object = json!({"metadata": {"name": name, "namespace": "ml", "uid": name, "labels": labels},
             "spec": {"containers": [], "nodeName": "n", "affinity": apart}});
         let object: core::Pod = serde_json::from_value(object).unwrap();
         let pod = pod::read(&object);
-        let mut rest = Rest::of(&object, &pod);
+        let mut rest = PodExtras::of(&object, &pod);
         rest.terms = terms(&object, &pod).unwrap();
         (pod, rest)
     }
@@ -171,7 +171,7 @@ mod tests {
     fn what_is_alike_is_there_once_and_goes_with_its_last_pod() {
         let mut alike = Alike::default();
         let labels = [json!({"app": "web"}), json!({"app": "web"}), json!({"app": "db"})];
-        let mut pods: Vec<(Pod, Rest)> = labels.into_iter().map(|labels| read("p", labels)).collect();
+        let mut pods: Vec<(Pod, PodExtras)> = labels.into_iter().map(|labels| read("p", labels)).collect();
         for (pod, rest) in &mut pods {
             assert!(alike.keep(pod, rest));
         }

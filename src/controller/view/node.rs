@@ -12,11 +12,11 @@ use crate::controller::view::unshared::{TYPE_OF_MIG, UnsharedDevice};
 use crate::feasible::Node;
 use crate::model::names::{DRIVER, DeviceName, NodeName};
 use crate::select::{DeviceFacts, Taint};
-use crate::slices::{Grantable, Parts};
+use crate::slices::{BoardParts, Grantable};
 
 /// A GPU that shares can be placed on, as its slice tells of it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gpu {
+pub struct PublishedGpu {
     pub grantable: Grantable,
     /// Keep claims off it that do not tolerate them: those of its slice, then those of rules.
     pub taints: Vec<Taint>,
@@ -31,7 +31,7 @@ pub struct Gpu {
 pub struct Slice {
     pub node: NodeName,
     pub generation: i64,
-    pub gpus: Vec<Arc<Gpu>>,
+    pub gpus: Vec<Arc<PublishedGpu>>,
     /// Devices beside these that no shares can be placed on; they are kept apart.
     pub unshared: Vec<UnsharedDevice>,
 }
@@ -53,17 +53,17 @@ pub fn slice(object: ResourceSlice, like: &mut Arc<DeviceFacts>) -> Option<Slice
 }
 
 /// None: no shares can be placed on it.
-fn gpu(device: &Device, like: &mut Arc<DeviceFacts>) -> Option<Arc<Gpu>> {
+fn gpu(device: &Device, like: &mut Arc<DeviceFacts>) -> Option<Arc<PublishedGpu>> {
     let usable = |one: &Grantable| match &one.parts {
-        Parts::Shares(shares) => shares.memory.mib_floor() > 0 && shares.slots > 0,
-        Parts::Mig(_) => true,
+        BoardParts::Shares(shares) => shares.memory.mib_floor() > 0 && shares.slots > 0,
+        BoardParts::Mig(_) => true,
     };
     let grantable = Grantable::of(device).filter(usable)?;
     let mut facts = DeviceFacts::of(DRIVER, device);
     facts.share(like);
     *like = Arc::new(facts);
-    let keeps_counters = matches!(&grantable.parts, Parts::Mig(mig) if mig.keeps_counters);
-    Some(Arc::new(Gpu {
+    let keeps_counters = matches!(&grantable.parts, BoardParts::Mig(mig) if mig.keeps_counters);
+    Some(Arc::new(PublishedGpu {
         parts_facts: keeps_counters.then(|| Arc::new(facts_of_parts(device))),
         grantable,
         taints: device.taints.iter().flatten().filter_map(Taint::of).collect(),
@@ -117,7 +117,7 @@ impl TaintRule {
 #[derive(Debug, Clone, Default)]
 pub struct NodeState {
     pub object: Option<Arc<Node>>,
-    pub gpus: BTreeMap<DeviceName, Arc<Gpu>>,
+    pub gpus: BTreeMap<DeviceName, Arc<PublishedGpu>>,
 }
 
 /// The GPUs of a pool, of these slices: those of its newest generation count.
@@ -125,12 +125,12 @@ pub fn pool<'a>(
     node: &NodeName,
     slices: impl Iterator<Item = &'a Slice>,
     rules: &BTreeMap<String, TaintRule>,
-) -> BTreeMap<DeviceName, Arc<Gpu>> {
+) -> BTreeMap<DeviceName, Arc<PublishedGpu>> {
     let mut of: Vec<&Slice> = slices.collect();
     let newest = of.iter().map(|slice| slice.generation).max().unwrap_or(0);
     of.retain(|slice| slice.generation == newest);
     let all = of.into_iter().flat_map(|slice| &slice.gpus);
-    let mut gpus: BTreeMap<_, Arc<Gpu>> =
+    let mut gpus: BTreeMap<_, Arc<PublishedGpu>> =
         all.map(|gpu| (gpu.grantable.device.clone(), Arc::clone(gpu))).collect();
     for (device, gpu) in &mut gpus {
         let taints: Vec<Taint> =

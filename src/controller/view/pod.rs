@@ -72,17 +72,17 @@ impl Pod {
 pub(super) struct PodTable {
     all: BTreeMap<PodUid, Pod>,
     /// By (namespace, claim).
-    users: BTreeMap<(String, String), Users>,
+    users: BTreeMap<(String, String), ClaimPods>,
     /// Those that are not bound, by (namespace, PersistentVolumeClaim).
     with_volumes: BTreeMap<(String, String), BTreeSet<PodUid>>,
     /// Of those of which there is any of it.
-    rest: BTreeMap<PodUid, Rest>,
+    rest: BTreeMap<PodUid, PodExtras>,
     pub(super) alike: Alike,
 }
 
 /// What is known of few pods.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct PodExtras {
     /// Of one that somebody makes anew.
     pub origin: Option<Origin>,
     /// Of one that has demands: the PersistentVolumeClaims whose volumes have a part in these.
@@ -93,7 +93,7 @@ pub(super) struct Rest {
     pub terms: Option<Arc<Terms>>,
 }
 
-impl Rest {
+impl PodExtras {
     pub fn of(object: &core::Pod, pod: &Pod) -> Self {
         let volumes = pod.demands.as_ref().map(|_| volumes::claims(object));
         let ports = object.spec.as_ref().map(HostPort::of).unwrap_or_default();
@@ -108,7 +108,7 @@ impl Rest {
 
 /// The pods that name a claim.
 #[derive(Debug, Default)]
-struct Users {
+struct ClaimPods {
     pods: BTreeSet<PodUid>,
     /// How many of them are not gated.
     open: usize,
@@ -149,7 +149,7 @@ impl PodTable {
         self.rest.get(uid)?.origin.as_ref()
     }
 
-    pub(super) fn rest(&self, uid: &PodUid) -> Option<&Rest> {
+    pub(super) fn rest(&self, uid: &PodUid) -> Option<&PodExtras> {
         self.rest.get(uid)
     }
 
@@ -164,7 +164,7 @@ impl PodTable {
     }
 
     /// Adds a pod that was not there, or that was removed. What it has in common with others was taken from there.
-    pub fn insert(&mut self, pod: Pod, rest: Rest) {
+    pub fn insert(&mut self, pod: Pod, rest: PodExtras) {
         for name in &pod.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             let users = self.users.entry(at).or_default();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{DeviceTaintRule, ResourceSlice};
 
-use crate::controller::view::Gpu;
+use crate::controller::view::PublishedGpu;
 use crate::controller::view::node::{self, Slice, TaintRule};
 use crate::controller::view::unshared::{SelectorLists, Unshared, UnsharedDevices};
 use crate::model::names::{DeviceName, NodeName};
@@ -42,7 +42,7 @@ impl Pools {
     }
 
     /// The GPUs of a node's pool, with the taints of rules.
-    pub fn gpus(&self, node: &NodeName) -> BTreeMap<DeviceName, Arc<Gpu>> {
+    pub fn gpus(&self, node: &NodeName) -> BTreeMap<DeviceName, Arc<PublishedGpu>> {
         let slices = self.slices.get(node).into_iter().flatten().map(|(_, slice)| slice);
         node::pool(node, slices, &self.rules)
     }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1 as core;
 
 use crate::controller::view::pod::DEFAULT_SCHEDULER;
-use crate::feasible::Labels;
+use crate::feasible::PodLabels;
 
 /// A static pod: kubelet has it from a file, and whoever deletes what the API shows of it ends nothing.
 const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -99,7 +99,7 @@ pub struct Standing {
     /// When it is to have ended.
     pub ends: Option<Timestamp>,
     /// PodDisruptionBudgets choose by them, and other pods. None: they are too long.
-    pub labels: Option<Arc<Labels>>,
+    pub labels: Option<Arc<PodLabels>>,
 }
 
 impl Standing {

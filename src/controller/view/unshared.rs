@@ -132,7 +132,7 @@ impl UnsharedDevices {
         if let Some(known) = self.answers.get(lists) {
             return (Some(*known), 0);
         }
-        let mut looks = Looks { ticks: 0 };
+        let mut looks = CountedLooks { ticks: 0 };
         let found = looks.at(self.slices.values().flatten(), lists);
         if let Some(found) = found {
             let bytes: usize = lists.iter().flat_map(|list| list.iter()).map(String::len).sum();
@@ -152,11 +152,11 @@ impl UnsharedDevices {
 }
 
 /// Looks at devices, and what they have cost.
-struct Looks {
+struct CountedLooks {
     ticks: u64,
 }
 
-impl Looks {
+impl CountedLooks {
     fn at<'a>(
         &mut self,
         devices: impl Iterator<Item = &'a UnsharedDevice>,

@@ -22,7 +22,7 @@ type ClaimName = (String, String);
 #[derive(Debug, Default)]
 pub(super) struct Volumes {
     /// By their names.
-    all: BTreeMap<Arc<str>, Bound>,
+    all: BTreeMap<Arc<str>, BoundVolume>,
     /// The same by their claims.
     of_claims: BTreeMap<Arc<ClaimName>, Vec<Arc<str>>>,
     /// What they demand, each once, and how many of them do.
@@ -34,7 +34,7 @@ pub(super) struct Volumes {
 }
 
 #[derive(Debug, PartialEq)]
-struct Bound {
+struct BoundVolume {
     claim: Arc<ClaimName>,
     reach: Arc<Reach>,
 }
@@ -71,13 +71,13 @@ impl Volumes {
         *self.reaches.entry(reach.clone()).or_default() += 1;
         let (name, claim) = (Arc::<str>::from(name), Arc::new(claim));
         self.of_claims.entry(claim.clone()).or_default().push(name.clone());
-        self.all.insert(name, Bound { claim, reach });
+        self.all.insert(name, BoundVolume { claim, reach });
         true
     }
 
     /// The claim of a volume that was known.
     fn remove(&mut self, name: &str) -> Option<Arc<ClaimName>> {
-        let Bound { claim, reach } = self.all.remove(name)?;
+        let BoundVolume { claim, reach } = self.all.remove(name)?;
         if let Some(names) = self.of_claims.get_mut(&claim) {
             names.retain(|one| **one != *name);
             if names.is_empty() {

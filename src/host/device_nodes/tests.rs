@@ -43,7 +43,7 @@ fn make_node(dir: &tempfile::TempDir, place: &str, major: u64, minor: u64) {
     mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), makedev(major, minor)).unwrap();
 }
 
-fn summary(nodes: &DeviceNodes, node: Node) -> Option<(&str, u32, u32, NodeState)> {
+fn summary(nodes: &DeviceNodes, node: DriverNode) -> Option<(&str, u32, u32, DeviceNodeState)> {
     nodes.0.get(&node).map(|found| (found.container.as_str(), found.major, found.minor, found.state))
 }
 
@@ -54,15 +54,15 @@ const MIG: CdiNodes = CdiNodes::Mig { parent_minor: 2, gpu_instance: 7, compute_
 fn a_fresh_node_gives_the_kernels_numbers() {
     let dir = fresh();
     let nodes = look(&dev_root(&dir), &[WHOLE, MIG]).unwrap();
-    let kernel = |path, major, minor| Some((path, major, minor, NodeState::KernelOnly));
-    assert_eq!(summary(&nodes, Node::Control), kernel("/dev/nvidiactl", 195, 255));
-    assert_eq!(summary(&nodes, Node::Uvm), kernel("/dev/nvidia-uvm", 511, 0));
-    assert_eq!(summary(&nodes, Node::UvmTools), kernel("/dev/nvidia-uvm-tools", 511, 1));
-    assert_eq!(summary(&nodes, Node::Modeset), kernel("/dev/nvidia-modeset", 195, 254));
-    assert_eq!(summary(&nodes, Node::Gpu { minor: 2 }), kernel("/dev/nvidia2", 195, 2));
-    let gpu_instance = Node::GpuInstance { gpu: 2, instance: 7 };
+    let kernel = |path, major, minor| Some((path, major, minor, DeviceNodeState::KernelOnly));
+    assert_eq!(summary(&nodes, DriverNode::Control), kernel("/dev/nvidiactl", 195, 255));
+    assert_eq!(summary(&nodes, DriverNode::Uvm), kernel("/dev/nvidia-uvm", 511, 0));
+    assert_eq!(summary(&nodes, DriverNode::UvmTools), kernel("/dev/nvidia-uvm-tools", 511, 1));
+    assert_eq!(summary(&nodes, DriverNode::Modeset), kernel("/dev/nvidia-modeset", 195, 254));
+    assert_eq!(summary(&nodes, DriverNode::Gpu { minor: 2 }), kernel("/dev/nvidia2", 195, 2));
+    let gpu_instance = DriverNode::GpuInstance { gpu: 2, instance: 7 };
     assert_eq!(summary(&nodes, gpu_instance), kernel("/dev/nvidia-caps/nvidia-cap30", 237, 30));
-    let compute_instance = Node::ComputeInstance { gpu: 2, instance: 7, compute: 0 };
+    let compute_instance = DriverNode::ComputeInstance { gpu: 2, instance: 7, compute: 0 };
     assert_eq!(summary(&nodes, compute_instance), kernel("/dev/nvidia-caps/nvidia-cap31", 237, 31));
 }
 
@@ -73,8 +73,8 @@ fn capabilities_come_from_the_table_where_there_are_no_access_files() {
     let table = "config 1\nmonitor 2\ngpu2/gi7/access 66\ngpu2/gi7/ci0/access 67\ngpu2/gi71/access 99\n";
     put(dir.path(), "proc/driver/nvidia-caps/mig-minors", table);
     let nodes = look(&dev_root(&dir), &[MIG]).unwrap();
-    assert_eq!(nodes.0[&Node::GpuInstance { gpu: 2, instance: 7 }].minor, 66);
-    assert_eq!(nodes.0[&Node::ComputeInstance { gpu: 2, instance: 7, compute: 0 }].minor, 67);
+    assert_eq!(nodes.0[&DriverNode::GpuInstance { gpu: 2, instance: 7 }].minor, 66);
+    assert_eq!(nodes.0[&DriverNode::ComputeInstance { gpu: 2, instance: 7, compute: 0 }].minor, 67);
 }
 
 #[test]
@@ -85,8 +85,8 @@ fn existing_nodes_are_used_and_absent_optional_ones_left_out() {
     make_node(&dir, "dev/nvidia2", 195, 2);
     let nodes = look(&dev_root(&dir), &[WHOLE]).unwrap();
     assert_eq!(nodes.0.len(), 2);
-    let board = &nodes.0[&Node::Gpu { minor: 2 }];
-    assert_eq!(board.state, NodeState::Present);
+    let board = &nodes.0[&DriverNode::Gpu { minor: 2 }];
+    assert_eq!(board.state, DeviceNodeState::Present);
     assert_eq!(board.host.host, "/run/nvidia/driver/dev/nvidia2");
     assert_eq!(board.host.inside, dir.path().join("dev/nvidia2"));
 }
@@ -97,7 +97,10 @@ fn a_node_with_another_major_than_the_kernels_is_not_trusted() {
     let dir = fresh();
     make_node(&dir, "dev/nvidia-uvm", 510, 0);
     let nodes = look(&dev_root(&dir), &[]).unwrap();
-    assert_eq!(summary(&nodes, Node::Uvm), Some(("/dev/nvidia-uvm", 511, 0, NodeState::KernelOnly)));
+    assert_eq!(
+        summary(&nodes, DriverNode::Uvm),
+        Some(("/dev/nvidia-uvm", 511, 0, DeviceNodeState::KernelOnly))
+    );
 }
 
 #[test]
@@ -126,15 +129,15 @@ fn wsl_has_one_node_for_all_gpus() {
     let dir = tempfile::tempdir().unwrap();
     make_node(&dir, "dev/dxg", 10, 63);
     let nodes = look(&dev_root(&dir), &[WHOLE, CdiNodes::Whole { minor: 0 }]).unwrap();
-    let dxg = Some(("/dev/dxg", 10, 63, NodeState::Present));
-    assert_eq!(summary(&nodes, Node::Gpu { minor: 2 }), dxg);
-    assert_eq!(summary(&nodes, Node::Gpu { minor: 0 }), dxg);
+    let dxg = Some(("/dev/dxg", 10, 63, DeviceNodeState::Present));
+    assert_eq!(summary(&nodes, DriverNode::Gpu { minor: 2 }), dxg);
+    assert_eq!(summary(&nodes, DriverNode::Gpu { minor: 0 }), dxg);
     assert_eq!(nodes.0.len(), 2, "none of NVIDIA's");
     // Where NVIDIA's own nodes are there, they count.
     put(dir.path(), "proc/devices", DEVICES);
     let nodes = look(&dev_root(&dir), &[WHOLE]).unwrap();
     assert_eq!(
-        summary(&nodes, Node::Gpu { minor: 2 }),
-        Some(("/dev/nvidia2", 195, 2, NodeState::KernelOnly))
+        summary(&nodes, DriverNode::Gpu { minor: 2 }),
+        Some(("/dev/nvidia2", 195, 2, DeviceNodeState::KernelOnly))
     );
 }

@@ -21,12 +21,12 @@ const SETTLED: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct DriverRootCache {
     root: DriverRoot,
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<CachedFiles>>,
     scans: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedFiles {
     version: Option<String>,
     files: Arc<RootFiles>,
     directories: Vec<(PathBuf, Option<Stamp>)>,
@@ -75,7 +75,7 @@ impl DriverRootCache {
         self.scans.fetch_add(1, Ordering::Relaxed);
         let (files, directories) = traced_scan(&self.root, version)?;
         let files = Arc::new(files);
-        *kept = Kept::settled(version, files.clone(), directories, begun);
+        *kept = CachedFiles::settled(version, files.clone(), directories, begun);
         Ok(files)
     }
 
@@ -96,7 +96,7 @@ impl DriverRootCache {
     }
 }
 
-impl Kept {
+impl CachedFiles {
     fn settled(
         version: Option<&str>,
         files: Arc<RootFiles>,

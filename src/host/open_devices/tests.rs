@@ -462,9 +462,9 @@ fn searched(shown: &Shown, left: usize) -> OpenDevices {
     let until = Instant::now() + Duration::from_secs(60);
     let pods = processes.by_pod(until).unwrap().by_pod;
     let look = FileLook::new(pods.clone(), BTreeSet::from([URANDOM]), BTreeSet::new(), until);
-    let mut search = Search::new(&processes, &look, true, left, until);
+    let mut search = PodSearch::new(&processes, &look, true, left, until);
     search.pod(&PodUid::new(POD), &pods[&PodUid::new(POD)]);
-    if let Outcome::Whole = search.outcome() {
+    if let SearchOutcome::Whole = search.outcome() {
         look.finish(&PodUid::new(POD));
     }
     look.found()
@@ -618,7 +618,8 @@ fn a_listing_that_is_held_up_says_by_whom() {
         let until = Instant::now() + Duration::from_secs(60);
         let pods = of.into_iter().map(|pod| (pod.clone(), vec![HANGS])).collect();
         let look = FileLook::new(pods, BTreeSet::from([ZERO]), skipped.iter().copied().collect(), until);
-        let search = Search { has_ended: true, ..Search::new(&processes, &look, true, FILES_FIRST, until) };
+        let search =
+            PodSearch { has_ended: true, ..PodSearch::new(&processes, &look, true, FILES_FIRST, until) };
         let searched = BTreeMap::from([(pod.clone(), search)]);
         thread::scope(|scope| {
             let listing = scope.spawn(|| list_again(&processes, &look, searched, Duration::from_secs(60)));

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tracing::{debug, error, info, instrument, warn};
 
 use super::limits::Agreed;
-use super::{Group, GroupError, State};
+use super::{Group, GroupError, GroupState};
 use crate::daemon::{DaemonError, Process};
 use crate::model::error_chain;
 use crate::model::share::{DaemonScope, MpsLimits};
@@ -38,7 +38,7 @@ impl<B: ComputeModes> Group<B> {
         self.publish(&state);
     }
 
-    async fn check_serving(&self, state: &mut State, exclusive: bool, limits: &MpsLimits) {
+    async fn check_serving(&self, state: &mut GroupState, exclusive: bool, limits: &MpsLimits) {
         if let Some(daemon) = state.record.daemon.filter(|daemon| !daemon.is_alive()) {
             self.died(state, daemon);
         }
@@ -73,7 +73,7 @@ impl<B: ComputeModes> Group<B> {
         }
     }
 
-    async fn try_again(&self, state: &mut State) {
+    async fn try_again(&self, state: &mut GroupState) {
         if state.outage.is_pausing() {
             return;
         }
@@ -85,7 +85,7 @@ impl<B: ComputeModes> Group<B> {
 
     /// What it left behind would hold the boards: its servers are ended, too. Their clients are lost
     /// already: a server does not outlive its daemon's socket.
-    pub(super) fn died(&self, state: &mut State, daemon: Process) {
+    pub(super) fn died(&self, state: &mut GroupState, daemon: Process) {
         self.keep_clients_out();
         error!(group = %self.group, pid = daemon.pid, "the MPS daemon ended; its tenants' CUDA processes fail");
         self.tools.metrics.deaths.inc();
@@ -111,7 +111,7 @@ impl<B: ComputeModes> Group<B> {
         state.outage.begin(reason, self.tools.timing().backoff);
     }
 
-    fn failed(&self, state: &mut State, error: &GroupError) {
+    fn failed(&self, state: &mut GroupState, error: &GroupError) {
         let silent = matches!(
             error,
             GroupError::Daemon(DaemonError::Mute { .. } | DaemonError::Gone { .. })
@@ -143,7 +143,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// A driver that was loaded again has forgotten the mode.
-    async fn check_boards(&self, state: &mut State, wanted: ComputeMode) {
+    async fn check_boards(&self, state: &mut GroupState, wanted: ComputeMode) {
         for gpu in self.group.devices() {
             let checked = match self.tools.boards.compute_mode(gpu).await {
                 Ok(mode) if mode == Some(wanted) => Ok(()),
@@ -167,7 +167,7 @@ impl<B: ComputeModes> Group<B> {
         }
     }
 
-    async fn check_resting(&self, state: &mut State) {
+    async fn check_resting(&self, state: &mut GroupState) {
         if state.record.boards_taken
             && let Err(error) = self.release_boards(state).await
         {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::{Group, GroupError, State};
+use super::{Group, GroupError, GroupState};
 use crate::daemon::{Process, protocol};
 use crate::model::error_chain;
 use crate::mps::record::DesiredState;
@@ -45,7 +45,7 @@ impl<B: ComputeModes> Group<B> {
         noted.and(ended).and(released)
     }
 
-    async fn end_servers(&self, state: &mut State) -> Result<(), GroupError> {
+    async fn end_servers(&self, state: &mut GroupState) -> Result<(), GroupError> {
         state.servers.clear();
         let Some(daemon) = state.record.daemon else { return Ok(()) };
         if daemon.is_alive() {
@@ -89,7 +89,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Asked to quit, and ended with its servers if it does not.
-    async fn end_daemon(&self, state: &mut State) -> Result<(), GroupError> {
+    async fn end_daemon(&self, state: &mut GroupState) -> Result<(), GroupError> {
         let Some(daemon) = state.record.daemon else { return Ok(()) };
         if daemon.is_alive() {
             if let Err(error) = self.tools.tell(&self.folder, "quit").await {
@@ -117,7 +117,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Ends the daemon and takes the folder away; the folder stays while boards are still owed.
-    pub(super) async fn retire(&self, state: &mut State) {
+    pub(super) async fn retire(&self, state: &mut GroupState) {
         self.keep_clients_out();
         let had_daemon = state.record.daemon.is_some();
         let ended = match self.end_daemon(state).await {
@@ -134,7 +134,7 @@ impl<B: ComputeModes> Group<B> {
         }
     }
 
-    fn leave(&self, state: &mut State) -> Result<(), GroupError> {
+    fn leave(&self, state: &mut GroupState) -> Result<(), GroupError> {
         self.folder.remove()?;
         let removed = self.tools.records.remove(&self.group.folder());
         removed.map_err(|source| GroupError::Record { group: self.group.clone(), source })?;

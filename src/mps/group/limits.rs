@@ -2,7 +2,7 @@
 
 use tracing::{debug, warn};
 
-use super::{Group, GroupError, State};
+use super::{Group, GroupError, GroupState};
 use crate::daemon::{DaemonError, protocol};
 use crate::model::error_chain;
 use crate::model::share::MpsLimits;
@@ -36,7 +36,7 @@ impl<B: ComputeModes> Group<B> {
     /// force still is while the daemon hears somebody else: only root on the node changes it.
     pub(super) async fn put_in_force(
         &self,
-        state: &mut State,
+        state: &mut GroupState,
         limits: &MpsLimits,
     ) -> Result<Agreed, GroupError> {
         if !state.in_force {
@@ -64,7 +64,7 @@ impl<B: ComputeModes> Group<B> {
     }
 
     /// Sets nothing if all is as it should be.
-    async fn agree(&self, state: &mut State, limits: &MpsLimits) -> Result<Agreed, GroupError> {
+    async fn agree(&self, state: &mut GroupState, limits: &MpsLimits) -> Result<Agreed, GroupError> {
         let found = self.read(state).await?;
         if found.fits(limits) {
             return Ok(Agreed::Already);
@@ -90,7 +90,7 @@ impl<B: ComputeModes> Group<B> {
         Ok(())
     }
 
-    async fn read(&self, state: &mut State) -> Result<Reading, GroupError> {
+    async fn read(&self, state: &mut GroupState) -> Result<Reading, GroupError> {
         let devices = self.group.devices().len();
         let commands = protocol::read_defaults(devices);
         let answer = self.tools.ask(&self.folder, &commands).await?;

@@ -2,21 +2,21 @@
 
 use tracing::{info, warn};
 
-use super::{Group, State};
+use super::{Group, GroupState};
 use crate::daemon::{DaemonError, Folder, Process};
 use crate::model::error_chain;
 use crate::model::share::SharedMemory;
 use crate::nvml::ComputeModes;
 
 /// What one look found, and did.
-struct Look {
+struct ShmSurvey {
     guarded: Result<(), DaemonError>,
     before: Option<SharedMemory>,
     cleared: Result<usize, DaemonError>,
     after: Option<SharedMemory>,
 }
 
-impl Look {
+impl ShmSurvey {
     fn at(folder: &Folder, daemon: Option<Process>) -> Self {
         let guarded = folder.guard_shm();
         let before = folder.shm_usage();
@@ -32,10 +32,12 @@ impl Look {
 
 impl<B: ComputeModes> Group<B> {
     /// How full it is. If it is, what users wrote who have gone makes room for those who are there.
-    pub(super) async fn look_at_shm(&self, state: &mut State) {
+    pub(super) async fn look_at_shm(&self, state: &mut GroupState) {
         let (folder, daemon) = (self.folder.clone(), state.record.daemon);
         // Tenants decide how much there is to look at.
-        let Ok(look) = tokio::task::spawn_blocking(move || Look::at(&folder, daemon)).await else { return };
+        let Ok(look) = tokio::task::spawn_blocking(move || ShmSurvey::at(&folder, daemon)).await else {
+            return;
+        };
         let told = look.guarded.err().map(|error| error_chain(&error));
         if let Some(words) = told.as_ref().filter(|_| state.logged.shm != told) {
             warn!(group = %self.group, words, "the tenants' /dev/shm is not as it should be");
@@ -60,7 +62,7 @@ impl<B: ComputeModes> Group<B> {
 
     /// Removes all that tenants wrote: the next ones must not find it. True if nothing is left; then the daemon may
     /// stay. One whose folder is an earlier version's goes in any case.
-    pub(super) async fn empty_shm(&self, state: &mut State) -> bool {
+    pub(super) async fn empty_shm(&self, state: &mut GroupState) -> bool {
         let folder = self.folder.clone();
         let is_empty = tokio::task::spawn_blocking(move || folder.empty_shm()).await.unwrap_or(false);
         if !is_empty {

@@ -7,8 +7,8 @@ use crate::model::names::PodUid;
 use crate::node::holders::tests::{Fake, hold_up_looks, holders};
 use crate::node::holding::has_open;
 
-fn wanted(minor: u32, known: &[&str]) -> Wanted {
-    Wanted {
+fn wanted(minor: u32, known: &[&str]) -> WantedDevice {
+    WantedDevice {
         device: DeviceName::new(format!("gpu-{minor}")),
         location: FaultLocation::Device(DeviceUuid::new(format!("GPU-{minor}"))),
         numbers: vec![(195, minor)],
@@ -28,7 +28,7 @@ fn words(found: Result<Openers, Refusal>) -> String {
 /// lanes held.
 #[test]
 fn a_claim_for_many_devices_that_were_open_costs_one_look_at_who_had_them() {
-    let all: Vec<Wanted> = (0..8).map(|minor| wanted(minor, &["uid"])).collect();
+    let all: Vec<WantedDevice> = (0..8).map(|minor| wanted(minor, &["uid"])).collect();
     for (open, looks) in [(Some((195, 3)), 1), (None, 2)] {
         let processes = fake(open);
         let found = holders(&processes, None).openers_of(&all, &[]).unwrap();

@@ -89,11 +89,11 @@ fn granted(claim: &ClaimRef, grant: &Grant, pods: &[PodUid], slots_per_share: u3
 
 #[cfg(test)]
 mod tests {
-    use super::super::knowledge::Users;
+    use super::super::knowledge::ClaimUsers;
     use super::super::shares::tests::board;
     use super::*;
     use crate::model::process::{ProcessKey, ProcessPod};
-    use crate::sharing::watch::Access;
+    use crate::sharing::watch::ProcessAccess;
 
     fn claim(name: &str) -> ClaimRef {
         ClaimRef { namespace: "team".into(), name: name.into(), uid: name.into() }
@@ -109,7 +109,7 @@ mod tests {
         knowledge.keep(device.claims());
         for (name, pods) in claims {
             let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
-            let users = Users { pods: pods.iter().map(pod).collect(), others: false };
+            let users = ClaimUsers { pods: pods.iter().map(pod).collect(), others: false };
             knowledge.users_answered(&(*name).into(), crate::model::time::Moment::ZERO, Some(users));
         }
         Roster::new(&device, &knowledge, 3)
@@ -133,7 +133,7 @@ mod tests {
         let seen = |pid, pod: &str| ObservedProcess {
             process: ProcessKey { pid, started: 1 },
             used: None,
-            access: Access::Other,
+            access: ProcessAccess::Other,
             pod: ProcessPod::Known(pod.into()),
         };
         let filled = chain.fill(vec![seen(1, "p"), seen(2, "q"), seen(3, "r"), seen(4, "nobody's")]);

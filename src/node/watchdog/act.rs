@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use crate::model::share::MpsLimits;
     use crate::node::holders::tests::Fake;
-    use crate::sharing::watch::{Access, AccountId};
+    use crate::sharing::watch::{AccountId, ProcessAccess};
     use crate::supervisor::protocol::DaemonState;
 
     /// Each GPU has a daemon with one client. That of GPU-0 does not answer who it is before it is let go.
@@ -344,7 +344,7 @@ mod tests {
             seen: ObservedProcess {
                 process,
                 used: None,
-                access: Access::Client,
+                access: ProcessAccess::Client,
                 pod: crate::model::process::ProcessPod::None,
             },
             how: EndMethod::Terminate,

@@ -36,7 +36,7 @@ use crate::model::process::ProcessKey;
 use crate::model::share::MpsGroup;
 use crate::model::time::Moment;
 use crate::nvml::ContextKind;
-use crate::sharing::watch::Access;
+use crate::sharing::watch::ProcessAccess;
 use crate::supervisor::protocol::MpsClient;
 
 /// How long a server may take to come up, and a daemon to answer.
@@ -122,7 +122,7 @@ impl DaemonWord {
 }
 
 /// What the daemons of a process say of it.
-enum Answer {
+enum DaemonsAnswer {
     /// It is a client.
     Named,
     /// All have answered, and none of them names it.
@@ -185,7 +185,7 @@ impl Detours {
         context: ContextKind,
         own: &OwnDaemons<'_>,
         now: Moment,
-    ) -> Access {
+    ) -> ProcessAccess {
         let route = self.processes.entry(process).or_default();
         match context {
             ContextKind::MpsClient => {
@@ -194,10 +194,10 @@ impl Detours {
                 }
                 *route = Route { servers: own.servers.clone(), ..Route::default() };
                 self.awaits_server(own, now);
-                Access::Client
+                ProcessAccess::Client
             }
             // Nothing that anybody has seen says how NVML lists a client that draws.
-            ContextKind::ComputeOfUnknownKind | ContextKind::Graphics => Access::Other,
+            ContextKind::ComputeOfUnknownKind | ContextKind::Graphics => ProcessAccess::Other,
             ContextKind::Compute => {
                 let since = *route.bare_since.get_or_insert(now);
                 let lost_its_server = match route.servers.is_empty() {
@@ -209,14 +209,14 @@ impl Detours {
                 }
                 let awaits_server = self.awaits_server(own, now);
                 let is_around = match self.answer(process.pid, own, (since, now)) {
-                    Answer::Named | Answer::Due => false,
-                    Answer::Unnamed => true,
-                    Answer::Overdue => self.lists == ListTrust::Proven,
+                    DaemonsAnswer::Named | DaemonsAnswer::Due => false,
+                    DaemonsAnswer::Unnamed => true,
+                    DaemonsAnswer::Overdue => self.lists == ListTrust::Proven,
                 };
                 if is_around && !lost_its_server && !awaits_server {
-                    Access::AroundMps
+                    ProcessAccess::AroundMps
                 } else {
-                    Access::Other
+                    ProcessAccess::Other
                 }
             }
         }
@@ -239,7 +239,7 @@ impl Detours {
     }
 
     /// `since`: when the process was first seen to be no client.
-    fn answer(&mut self, pid: u32, own: &OwnDaemons<'_>, (since, now): (Moment, Moment)) -> Answer {
+    fn answer(&mut self, pid: u32, own: &OwnDaemons<'_>, (since, now): (Moment, Moment)) -> DaemonsAnswer {
         let (mut told, mut overdue) = (true, true);
         for group in &own.groups {
             let word = self.daemons.entry((*group).clone()).or_default();
@@ -247,15 +247,15 @@ impl Detours {
             let answered = want(&mut word.question, since);
             if answered && word.clients.contains(&pid) {
                 self.lists = ListTrust::Contradicted;
-                return Answer::Named;
+                return DaemonsAnswer::Named;
             }
             overdue &= answered || word.is_overdue(since, now);
             told &= answered;
         }
         match (told, overdue) {
-            (true, _) => Answer::Unnamed,
-            (false, true) => Answer::Overdue,
-            (false, false) => Answer::Due,
+            (true, _) => DaemonsAnswer::Unnamed,
+            (false, true) => DaemonsAnswer::Overdue,
+            (false, false) => DaemonsAnswer::Due,
         }
     }
 

@@ -28,7 +28,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// The owner of a process, as the watchdog treats it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum ProcessStanding {
     /// A pod of a claim that shares the device.
     Claim,
     /// Not watched: the claim that has the device alone, an MPS server, an administrator, this plugin.
@@ -83,7 +83,7 @@ impl QuestionState {
 
 /// What the API server says of a claim's users.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Users {
+pub(super) struct ClaimUsers {
     pub pods: Vec<PodRef>,
     /// Others than pods may use it too, so that no pod is known not to.
     pub others: bool,
@@ -101,7 +101,7 @@ pub(super) struct Servers {
 #[derive(Debug, Default)]
 struct ClaimKnowledge {
     question: QuestionState,
-    users: Users,
+    users: ClaimUsers,
     /// Pods that the ledger names.
     recorded: Vec<PodRef>,
 }
@@ -115,7 +115,7 @@ pub(super) struct Knowledge {
     servers: Servers,
     own_pod: Option<PodUid>,
     /// When pods, and processes of the host, were first seen.
-    first_seen: HashMap<Subject, Moment>,
+    first_seen: HashMap<PodOrProcess, Moment>,
     /// Some process was found in a pod: the names of control groups are understood here.
     pods_are_seen: bool,
     /// By device; none: what is known has changed since.
@@ -123,7 +123,7 @@ pub(super) struct Knowledge {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Subject {
+enum PodOrProcess {
     Pod(PodUid),
     Process(ProcessKey),
 }
@@ -163,7 +163,8 @@ impl Knowledge {
     pub fn note_processes<'a>(&mut self, processes: impl Iterator<Item = &'a KnownProcess>, now: Moment) {
         let mut before = std::mem::take(&mut self.first_seen);
         for known in processes {
-            let subjects = [Some(Subject::Process(known.process)), pod(known).cloned().map(Subject::Pod)];
+            let subjects =
+                [Some(PodOrProcess::Process(known.process)), pod(known).cloned().map(PodOrProcess::Pod)];
             self.pods_are_seen |= subjects[1].is_some();
             for subject in subjects.into_iter().flatten() {
                 let first = before.remove(&subject).unwrap_or(now);
@@ -173,7 +174,7 @@ impl Knowledge {
         for known in self.claims.values_mut() {
             for pod in &known.recorded {
                 let is_user = known.users.pods.iter().any(|user| user.uid == pod.uid);
-                if !is_user && self.first_seen.contains_key(&Subject::Pod(pod.uid.clone())) {
+                if !is_user && self.first_seen.contains_key(&PodOrProcess::Pod(pod.uid.clone())) {
                     known.users.pods.push(pod.clone());
                     self.rosters.clear();
                 }
@@ -191,7 +192,7 @@ impl Knowledge {
     }
 
     /// Returns the owner of the process. Questions that must be answered first are marked as wanted.
-    pub fn owner(&mut self, device: &WatchedDevice, known: &KnownProcess) -> Owner {
+    pub fn owner(&mut self, device: &WatchedDevice, known: &KnownProcess) -> ProcessStanding {
         // As long as the supervisor does not name it: whom it serves is to be known, and it came after the last answer.
         let may_be_server = pod(known).is_some_and(|pod| self.servers.pods.contains(pod));
         if may_be_server && !device.groups.is_empty() && !self.is_server(known) {
@@ -202,10 +203,10 @@ impl Knowledge {
         }
         // Of a device that one claim has, the host's own processes (an X server, say) are the administrator's.
         if device.is_alone() && known.owner == ProcessOwner::Host {
-            return Owner::Exempt;
+            return ProcessStanding::Exempt;
         }
-        let seen = self.first_seen.get(&Subject::Process(known.process)).copied().unwrap_or(Moment::MAX);
-        let subject = pod(known).cloned().map(Subject::Pod);
+        let seen = self.first_seen.get(&PodOrProcess::Process(known.process)).copied().unwrap_or(Moment::MAX);
+        let subject = pod(known).cloned().map(PodOrProcess::Pod);
         let since = subject.and_then(|subject| self.first_seen.get(&subject).copied()).unwrap_or(seen);
         let mut sure = known.believed && (self.pods_are_seen || known.owner == ProcessOwner::Hidden);
         sure &= want(&mut self.ledger, since);
@@ -218,21 +219,21 @@ impl Knowledge {
                 sure &= want(&mut claim.question, since) & !claim.users.others;
             }
         }
-        if sure { Owner::Foreign } else { Owner::Unknown }
+        if sure { ProcessStanding::Foreign } else { ProcessStanding::Unknown }
     }
 
-    fn belongs(&self, device: &WatchedDevice, known: &KnownProcess) -> Option<Owner> {
+    fn belongs(&self, device: &WatchedDevice, known: &KnownProcess) -> Option<ProcessStanding> {
         let is_us = known.process.pid == std::process::id();
         if is_us || self.is_server(known) {
-            return Some(Owner::Exempt);
+            return Some(ProcessStanding::Exempt);
         }
         let pod = pod(known)?;
         let has = |claim: &ClaimRef| self.pods(&claim.uid).iter().any(|user| user.uid == *pod);
         if known.believed && device.shares.iter().any(|(claim, _)| has(claim)) {
-            return Some(Owner::Claim);
+            return Some(ProcessStanding::Claim);
         }
         let ours = self.own_pod.as_ref() == Some(pod) || self.servers.pods.contains(pod);
-        (ours || device.alone.iter().chain(&device.admins).any(has)).then_some(Owner::Exempt)
+        (ours || device.alone.iter().chain(&device.admins).any(has)).then_some(ProcessStanding::Exempt)
     }
 
     /// The pods that may use a claim, as far as they are known.
@@ -283,14 +284,14 @@ impl Knowledge {
     }
 
     /// The API server's answer about a claim; none: it said nothing that could be relied on.
-    pub fn users_answered(&mut self, claim: &ClaimUid, asked: Moment, users: Option<Users>) {
+    pub fn users_answered(&mut self, claim: &ClaimUid, asked: Moment, users: Option<ClaimUsers>) {
         let Some(known) = self.claims.get_mut(claim) else { return };
         known.question.answered(users.is_some().then_some(asked));
         let Some(mut users) = users else { return };
         let now: HashSet<PodUid> = users.pods.iter().map(|pod| pod.uid.clone()).collect();
         // A pod that was deleted may still be ending: it stays the claim's until its processes are gone.
         let ending = std::mem::take(&mut known.users.pods).into_iter().filter(|pod| {
-            !now.contains(&pod.uid) && self.first_seen.contains_key(&Subject::Pod(pod.uid.clone()))
+            !now.contains(&pod.uid) && self.first_seen.contains_key(&PodOrProcess::Pod(pod.uid.clone()))
         });
         users.pods.extend(ending);
         known.users = users;

@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::detours::{Detours, OwnDaemons};
-use super::knowledge::{Knowledge, Owner};
+use super::knowledge::{Knowledge, ProcessStanding};
 use super::managed::Managed;
 use super::shares::WatchedDevice;
-use super::table::{KnownProcess, Table};
+use super::table::{KnownProcess, ProcessTable};
 use super::{ALONE_TICKS, Watchdog};
 use crate::host::cgroup::ProcessOwner;
 use crate::model::claim::ClaimRef;
@@ -21,7 +21,7 @@ use crate::model::quantity::Bytes;
 use crate::model::share::MpsGroup;
 use crate::model::time::Moment;
 use crate::nvml::{ContextKind, GpuProcess};
-use crate::sharing::watch::{Access, BoardLook, ObservedProcess};
+use crate::sharing::watch::{BoardLook, ObservedProcess, ProcessAccess};
 
 /// When looks are made, and how many were.
 pub(super) struct LookCounts {
@@ -91,16 +91,16 @@ impl Watchdog {
                 let owner = self.knowledge.owner(device, known);
                 let mut seen = seen(process, known, device);
                 match owner {
-                    Owner::Claim => {
+                    ProcessStanding::Claim => {
                         let more = managed.of(&gpu, process.pid, table.managed(process.pid));
                         seen.used = seen.used.map(|used| Bytes(used.0.saturating_add(more.0)));
                         seen.access = access.of(process, known, &self.knowledge).unwrap_or(seen.access);
                         claimed.push(seen);
                     }
                     // Of the claim that has the device for itself, or of nobody's account.
-                    Owner::Exempt if device.is_alone() && known.believed => claimed.push(seen),
-                    Owner::Foreign => foreign.push(seen),
-                    Owner::Exempt | Owner::Unknown => {}
+                    ProcessStanding::Exempt if device.is_alone() && known.believed => claimed.push(seen),
+                    ProcessStanding::Foreign => foreign.push(seen),
+                    ProcessStanding::Exempt | ProcessStanding::Unknown => {}
                 }
             }
             let roster = self.knowledge.roster(&gpu, device, self.parts.slots_per_share);
@@ -125,14 +125,19 @@ fn is_untold(process: &GpuProcess) -> bool {
 struct Accesses<'a> {
     device: &'a WatchedDevice,
     detours: &'a mut Detours,
-    table: &'a Table,
+    table: &'a ProcessTable,
     list: &'a [GpuProcess],
     now: Moment,
 }
 
 impl Accesses<'_> {
     /// How a process of a claim works there, if the claim has an MPS daemon for itself.
-    fn of(&mut self, process: &GpuProcess, known: &KnownProcess, knowledge: &Knowledge) -> Option<Access> {
+    fn of(
+        &mut self,
+        process: &GpuProcess,
+        known: &KnownProcess,
+        knowledge: &Knowledge,
+    ) -> Option<ProcessAccess> {
         let ProcessOwner::Pod { pod, .. } = &known.owner else { return None };
         let own = own_daemons(self.device, pod, knowledge, (self.table, self.list))?;
         Some(self.detours.access(known.process, process.context, &own, self.now))
@@ -145,7 +150,7 @@ fn own_daemons<'a>(
     device: &'a WatchedDevice,
     pod: &PodUid,
     knowledge: &Knowledge,
-    (table, list): (&Table, &[GpuProcess]),
+    (table, list): (&ProcessTable, &[GpuProcess]),
 ) -> Option<OwnDaemons<'a>> {
     let is_pods = |claim: &ClaimRef| knowledge.pods(&claim.uid).iter().any(|user| user.uid == *pod);
     if !device.has_own_daemons() || device.admins.iter().any(is_pods) {
@@ -169,6 +174,6 @@ fn seen(process: &GpuProcess, known: &KnownProcess, device: &WatchedDevice) -> O
         ProcessOwner::Hidden => ProcessPod::Hidden,
     };
     let is_client = process.context == ContextKind::MpsClient && !device.groups.is_empty();
-    let access = if is_client { Access::Client } else { Access::Other };
+    let access = if is_client { ProcessAccess::Client } else { ProcessAccess::Other };
     ObservedProcess { process: known.process, used: process.used, access, pod }
 }

@@ -9,7 +9,7 @@ use super::table::KnownProcess;
 use crate::host::cgroup::ProcessOwner;
 use crate::model::names::{ClaimUid, DeviceUuid, PodUid};
 use crate::model::quantity::Bytes;
-use crate::nvml::{Figures, GpuProcess, MigHolder, ProcessActivity, Subject};
+use crate::nvml::{Figures, FiguresSubject, GpuProcess, MigHolder, ProcessActivity};
 
 /// A device's figures, and what the processes on it have to do with them.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -48,15 +48,18 @@ impl PodActivity {
 }
 
 /// What is read for these devices: of a MIG device its memory and how busy it is, and the rest of its board.
-pub(super) fn subjects(devices: &BTreeMap<DeviceUuid, WatchedDevice>, knowledge: &Knowledge) -> Vec<Subject> {
+pub(super) fn subjects(
+    devices: &BTreeMap<DeviceUuid, WatchedDevice>,
+    knowledge: &Knowledge,
+) -> Vec<FiguresSubject> {
     let mut subjects = std::collections::BTreeSet::new();
     for (uuid, device) in devices {
         if device.is_mig {
             let pod = only_pod(device, knowledge).cloned();
             let holder = device.alone.first().map(|claim| MigHolder { claim: claim.uid.clone(), pod });
-            subjects.insert(Subject::Mig { uuid: uuid.clone(), holder });
+            subjects.insert(FiguresSubject::Mig { uuid: uuid.clone(), holder });
         }
-        subjects.insert(Subject::Board(device.board.clone()));
+        subjects.insert(FiguresSubject::Board(device.board.clone()));
     }
     subjects.into_iter().collect()
 }
@@ -147,7 +150,7 @@ fn capped(ratio: f64) -> f64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::knowledge::{Servers, Users};
+    use super::super::knowledge::{ClaimUsers, Servers};
     use super::super::shares::tests::board;
     use super::*;
     use crate::model::claim::{ClaimRef, PodRef};
@@ -167,7 +170,7 @@ mod tests {
         knowledge.keep(device.claims());
         let pod = |uid: &&str| PodRef { namespace: "team".into(), name: "p".into(), uid: (*uid).into() };
         for claim in device.claims() {
-            let users = Users { pods: pods.iter().map(pod).collect(), others: false };
+            let users = ClaimUsers { pods: pods.iter().map(pod).collect(), others: false };
             knowledge.users_answered(&claim.uid, Moment::ZERO, Some(users));
         }
         let served = device.groups.iter().find_map(|group| group.claim().cloned());
@@ -302,10 +305,10 @@ mod tests {
         let whole = ("GPU-1".into(), board("gpu-1", "GPU-1"));
         let devices = BTreeMap::from([mig("MIG-a"), mig("MIG-b"), whole]);
         let expected = [
-            Subject::Board("GPU-0".into()),
-            Subject::Board("GPU-1".into()),
-            Subject::Mig { uuid: "MIG-a".into(), holder: None },
-            Subject::Mig { uuid: "MIG-b".into(), holder: None },
+            FiguresSubject::Board("GPU-0".into()),
+            FiguresSubject::Board("GPU-1".into()),
+            FiguresSubject::Mig { uuid: "MIG-a".into(), holder: None },
+            FiguresSubject::Mig { uuid: "MIG-b".into(), holder: None },
         ];
         assert_eq!(subjects(&devices, &Knowledge::new(None)), expected);
     }
@@ -318,8 +321,8 @@ mod tests {
         let holder = |pods: &[&str]| {
             let subjects = subjects(&devices, &knowledge(&devices[&"MIG-a".into()], pods));
             subjects.into_iter().find_map(|subject| match subject {
-                Subject::Mig { holder, .. } => holder,
-                Subject::Board(_) => None,
+                FiguresSubject::Mig { holder, .. } => holder,
+                FiguresSubject::Board(_) => None,
             })
         };
         let with = |pod: Option<&str>| Some(MigHolder { claim: "c".into(), pod: pod.map(Into::into) });

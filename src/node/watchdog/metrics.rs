@@ -46,13 +46,13 @@ pub struct ClaimMetrics {
     pub dropped_findings: Counter,
     /// Processes that were to end and could not be ended.
     pub failed_terminations: Counter,
-    shown: Arc<Mutex<Shown>>,
+    shown: Arc<Mutex<ShownRows>>,
     dcgm: Option<DcgmMetrics>,
 }
 
 /// What the gauges say now, so that only what has changed is touched.
 #[derive(Debug, Default)]
-struct Shown {
+struct ShownRows {
     claims: BTreeMap<ClaimLabels, ClaimFigures>,
     gpus: BTreeMap<GpuLabels, GpuFigures>,
 }
@@ -207,7 +207,7 @@ impl ClaimMetrics {
         self.tick.observe(took.as_secs_f64());
     }
 
-    fn shown(&self) -> MutexGuard<'_, Shown> {
+    fn shown(&self) -> MutexGuard<'_, ShownRows> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,7 +3,7 @@
 use tracing::{info, warn};
 
 use super::act;
-use super::knowledge::Users;
+use super::knowledge::ClaimUsers;
 use super::{TaskResult, Watchdog};
 use crate::cluster::{ClaimError, Cluster};
 use crate::model::claim::ClaimRef;
@@ -86,11 +86,11 @@ fn in_words<T>(answer: Result<T, impl std::error::Error>) -> Result<T, String> {
 }
 
 /// Who may use a claim; none if the API server's answer, or its silence, tells nothing.
-async fn users(cluster: &dyn Cluster, claim: &ClaimRef) -> Option<Users> {
+async fn users(cluster: &dyn Cluster, claim: &ClaimRef) -> Option<ClaimUsers> {
     match cluster.claim(claim).await {
-        Ok(found) => Some(Users { pods: found.pods, others: found.reserved_for_others }),
+        Ok(found) => Some(ClaimUsers { pods: found.pods, others: found.reserved_for_others }),
         Err(ClaimError::Malformed { .. } | ClaimError::Call { .. }) => None,
         // It is nobody's any more.
-        Err(_) => Some(Users::default()),
+        Err(_) => Some(ClaimUsers::default()),
     }
 }

@@ -143,7 +143,7 @@ pub struct Rows {
 }
 
 /// What the rows are made of.
-pub(super) struct Sources<'a> {
+pub(super) struct RowSources<'a> {
     pub devices: &'a BTreeMap<DeviceUuid, WatchedDevice>,
     pub knowledge: &'a Knowledge,
     pub usage: &'a BTreeMap<DeviceUuid, Vec<Usage>>,
@@ -151,7 +151,7 @@ pub(super) struct Sources<'a> {
     pub containers: &'a Containers,
 }
 
-impl Sources<'_> {
+impl RowSources<'_> {
     pub fn rows(&self) -> Rows {
         let mut claims: BTreeMap<ClaimLabels, ClaimRow> = BTreeMap::new();
         for (uuid, usages) in self.usage {
@@ -286,7 +286,7 @@ pub(super) fn gpu_labels(uuid: &DeviceUuid, device: &WatchedDevice) -> GpuLabels
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::knowledge::Users;
+    use super::super::knowledge::ClaimUsers;
     use super::super::measured::PodActivity;
     use super::super::shares::tests::board;
     use super::*;
@@ -338,7 +338,7 @@ mod tests {
                 name: format!("{}-pod", claim.name),
                 uid: format!("{}-uid", claim.name).as_str().into(),
             };
-            let users = Users { pods: vec![pod], others: false };
+            let users = ClaimUsers { pods: vec![pod], others: false };
             knowledge.users_answered(&claim.uid, Moment::ZERO, Some(users));
         }
         let mut usage: BTreeMap<DeviceUuid, Vec<Usage>> = BTreeMap::new();
@@ -355,7 +355,7 @@ mod tests {
         let side = ContainerClaim { container: "helper".into(), ..main.clone() };
         let containers = Containers::new(vec![main, side]);
         let (devices, knowledge, usage, measured) = (&devices, &knowledge, &usage, &measured);
-        Sources { devices, knowledge, usage, measured, containers: &containers }.rows()
+        RowSources { devices, knowledge, usage, measured, containers: &containers }.rows()
     }
 
     #[test]

@@ -8,9 +8,9 @@ use tracing::{info, warn};
 
 use super::managed::Managed;
 use super::measured::{self, Measured};
-use super::rows::{self, GpuLabels, Sources};
+use super::rows::{self, GpuLabels, RowSources};
 use super::shares::WatchedDevice;
-use super::table::Table;
+use super::table::ProcessTable;
 use super::{ALONE_TICKS, Finding, Watchdog};
 use crate::host::ManagedMemory;
 use crate::model::error_chain;
@@ -66,7 +66,7 @@ impl Watchdog {
         let (devices, knowledge) = (&self.devices, &self.knowledge);
         let LatestFigures { usage, measured, .. } = &self.shown;
         let containers = self.parts.containers.borrow().clone();
-        let sources = Sources { devices, knowledge, usage, measured, containers: &containers };
+        let sources = RowSources { devices, knowledge, usage, measured, containers: &containers };
         self.parts.metrics.show(&sources.rows());
     }
 
@@ -115,7 +115,7 @@ impl Watchdog {
     pub(super) async fn read_managed(
         &mut self,
         listed: &[(DeviceUuid, Vec<GpuProcess>)],
-        table: &Table,
+        table: &ProcessTable,
     ) -> HashMap<u32, ManagedMemory> {
         let suspects = Managed::new(&self.devices, &self.shown.measured, listed).suspects();
         let suspects = suspects.into_iter();

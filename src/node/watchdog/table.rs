@@ -28,7 +28,7 @@ pub(super) struct KnownProcess {
 }
 
 /// Blocks its thread while it reads. A process that stays costs one read at each look.
-pub(super) struct Table {
+pub(super) struct ProcessTable {
     processes: Arc<dyn Processes>,
     known: HashMap<u32, KnownProcess>,
     /// Those that a look did get to which had not time enough for all.
@@ -38,7 +38,7 @@ pub(super) struct Table {
     on_host: bool,
 }
 
-impl Table {
+impl ProcessTable {
     pub fn new(processes: Arc<dyn Processes>) -> Self {
         let on_host = processes.pids_are_the_hosts();
         let (known, managed) = (HashMap::new(), HashMap::new());
@@ -127,7 +127,7 @@ impl Watchdog {
         let pids: BTreeSet<u32> = answers.iter().flat_map(|(_, list)| list.iter().map(|p| p.pid)).collect();
         // A reader that was left took its memory along: all is read anew.
         let table = self.table.take();
-        let mut table = table.unwrap_or_else(|| Table::new(self.parts.processes.clone()));
+        let mut table = table.unwrap_or_else(|| ProcessTable::new(self.parts.processes.clone()));
         let (asked, remembered) = (pids.clone(), self.detours.take_due(pids.len()));
         let until = Instant::now() + LOOK_LIMIT;
         let read = move || {
@@ -200,8 +200,8 @@ mod tests {
         let pids: BTreeSet<u32> = (11..=14).collect();
         pids.iter().for_each(|pid| start_again(*pid, 7));
         let processes = LocalProcesses { root: root.path().to_owned(), nvml_pids: PidNamespace::Own };
-        let mut table = Table::new(Arc::new(processes));
-        let started = |table: &Table| {
+        let mut table = ProcessTable::new(Arc::new(processes));
+        let started = |table: &ProcessTable| {
             let known = pids.iter().map(|pid| table.get(*pid).map(|known| known.process.started));
             known.collect::<Vec<_>>()
         };
@@ -233,7 +233,7 @@ mod tests {
         // Reading it fails as the kernel does: the name is too long.
         std::os::unix::fs::symlink("x".repeat(300), &group).unwrap();
         fs::create_dir(root.path().join("12/cgroup")).unwrap();
-        let mut table = Table::new(Arc::new(processes.clone()));
+        let mut table = ProcessTable::new(Arc::new(processes.clone()));
         let pids = BTreeSet::from([11, 12]);
         let process = ProcessKey { pid: 11, started: 7 };
         let known = KnownProcess { process, owner: ProcessOwner::Hidden, believed: true };
@@ -250,7 +250,7 @@ mod tests {
         fs::remove_file(&group).unwrap();
         std::os::unix::fs::symlink("x".repeat(300), &group).unwrap();
         processes.nvml_pids = PidNamespace::Host;
-        let mut table = Table::new(Arc::new(processes));
+        let mut table = ProcessTable::new(Arc::new(processes));
         table.look(&pids, later());
         assert!(!table.get(11).unwrap().believed);
     }
@@ -265,7 +265,7 @@ mod tests {
             fs::write(root.path().join(pid).join("stat"), text).unwrap();
         }
         let processes = LocalProcesses { root: root.path().to_owned(), nvml_pids: PidNamespace::Own };
-        let table = Table::new(Arc::new(processes));
+        let table = ProcessTable::new(Arc::new(processes));
         let key = |pid| ProcessKey { pid, started: 7 };
         assert_eq!(table.ended(&[11, 12, 13, 14].map(key), later()), [12, 14].map(key));
     }

@@ -83,16 +83,16 @@ fn once_it_is_made_the_container_gets_that_instance() {
     let targets = targets(&ours, site).unwrap();
     assert_eq!(to_make(&ours, &targets, &BootId::from("boot")), None);
     let mut driver = driver();
-    let node = |node: Node| {
+    let node = |node: DriverNode| {
         let path = format!("/dev/{node}");
         let host = HostPath { inside: path.clone().into(), host: path.clone() };
-        (node, DeviceNode { container: path, host, major: 195, minor: 9, state: NodeState::Present })
+        (node, DeviceNode { container: path, host, major: 195, minor: 9, state: DeviceNodeState::Present })
     };
     driver.nodes.0.extend(
         [
-            Node::Gpu { minor: 3 },
-            Node::GpuInstance { gpu: 3, instance: 7 },
-            Node::ComputeInstance { gpu: 3, instance: 7, compute: 0 },
+            DriverNode::Gpu { minor: 3 },
+            DriverNode::GpuInstance { gpu: 3, instance: 7 },
+            DriverNode::ComputeInstance { gpu: 3, instance: 7, compute: 0 },
         ]
         .map(node),
     );

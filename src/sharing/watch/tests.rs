@@ -27,17 +27,17 @@ fn client(pid: u32, mib: u64) -> ObservedProcess {
     ObservedProcess {
         process,
         used: Some(Bytes::from_mib(mib)),
-        access: Access::Client,
+        access: ProcessAccess::Client,
         pod: ProcessPod::Known("pod".into()),
     }
 }
 
 fn bare(pid: u32, mib: u64) -> ObservedProcess {
-    ObservedProcess { access: Access::Other, ..client(pid, mib) }
+    ObservedProcess { access: ProcessAccess::Other, ..client(pid, mib) }
 }
 
 fn around(pid: u32, mib: u64) -> ObservedProcess {
-    ObservedProcess { access: Access::AroundMps, ..client(pid, mib) }
+    ObservedProcess { access: ProcessAccess::AroundMps, ..client(pid, mib) }
 }
 
 fn words(verdict: &Verdict) -> String {

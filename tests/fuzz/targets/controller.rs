@@ -27,7 +27,7 @@ use tranche::controller::explain::{Listing, Subject, explain};
 use tranche::controller::holds::ReleaseStep;
 use tranche::controller::queue::Patience;
 use tranche::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED};
-use tranche::controller::write::{Failure, Outcome, Write};
+use tranche::controller::write::{Failure, Write, WriteOutcome};
 use tranche::model::names::{DRIVER, HOLD_LABEL};
 use tranche::params::{self, Params};
 
@@ -595,17 +595,17 @@ impl Api {
 
     // The writes.
 
-    fn perform(&mut self, write: Write) -> Outcome {
+    fn perform(&mut self, write: Write) -> WriteOutcome {
         let boxed = |done: Result<ResourceClaim, Failure>| done.map(Box::new);
         match write {
             Write::Hold(gpu) => {
                 let made = self.hold(gpu.node.as_str(), gpu.device.as_str());
-                Outcome::Held(gpu, boxed(made))
+                WriteOutcome::Held(gpu, boxed(made))
             }
             Write::WatchBarrier(at) => {
                 let looked = vec![(LOOKED.to_owned(), Some(at.resource_version.clone()))];
                 let done = self.mark(&at, &Marks { finalizers: None, annotations: looked });
-                Outcome::BarrierWritten(at.claim.uid, boxed(done))
+                WriteOutcome::BarrierWritten(at.claim.uid, boxed(done))
             }
             Write::Release(gpu, step) => {
                 let uid = step.at().claim.uid.clone();
@@ -620,7 +620,7 @@ impl Api {
                         self.feed.push_back(Change::Claim(WatchEvent::Deleted(Box::new(found.metadata))));
                     }),
                 };
-                Outcome::Released(gpu, uid, done)
+                WriteOutcome::Released(gpu, uid, done)
             }
             Write::Allocate { claim, at, marks, allocation } => {
                 let done = self.mark(&at, &marks).and_then(|marked| {
@@ -630,28 +630,28 @@ impl Api {
                         Some(*allocation),
                     )
                 });
-                Outcome::Allocated(claim, boxed(done))
+                WriteOutcome::Allocated(claim, boxed(done))
             }
             Write::Clear(claim, at) => {
                 let done = self.allocate(&at, None);
-                Outcome::Cleared(claim, boxed(done))
+                WriteOutcome::Cleared(claim, boxed(done))
             }
             Write::Mark(claim, at, marks) => {
                 let done = self.mark(&at, &marks);
-                Outcome::Marked(claim, boxed(done))
+                WriteOutcome::Marked(claim, boxed(done))
             }
             // The pod stays: a budget.
             Write::Move(pod, _) => {
-                Outcome::Moved(pod.uid, Err(Failure::Refused("a budget protects it".to_owned())))
+                WriteOutcome::Moved(pod.uid, Err(Failure::Refused("a budget protects it".to_owned())))
             }
             Write::Create(claim, object, allocation) => {
                 let done = self.create(*object, allocation.map(|one| *one));
-                Outcome::Created(claim, boxed(done))
+                WriteOutcome::Created(claim, boxed(done))
             }
             // It takes its time to end, and may never.
             Write::Evict(pod) => {
                 let done = self.admit().map(|()| Eviction::Evicted);
-                Outcome::Evicted(pod, done)
+                WriteOutcome::Evicted(pod, done)
             }
         }
     }

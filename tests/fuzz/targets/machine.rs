@@ -325,7 +325,7 @@ fn tables(input: &[u8]) {
     let profiles =
         Profiles::read("profiles.csv", &text).map_err(|error| error.to_string()).unwrap_or_default();
     let _ = trace::nodes("nodes.csv", &text, &profiles).map_err(|error| error.to_string());
-    let _ = trace::pods("pods.csv", &text).map(|pods| pods.iter().map(trace::Pod::milli).max());
+    let _ = trace::pods("pods.csv", &text).map(|pods| pods.iter().map(trace::TracePod::milli).max());
 }
 
 fn yaml(input: &[u8]) {

@@ -28,8 +28,8 @@ const PODS: Pods = Pods { at_once: 400, changes: 4_000 };
 const MIX: [(u64, u8, u32); 5] =
     [(9_000, 0, 5), (19_000, 25, 2), (40_000, 0, 1), (40_000, 50, 1), (80_000, 0, 1)];
 /// Id, name, compute slices, how many fit, MiB, where it may begin, memory slices.
-type Row = (u32, &'static str, u32, u32, u64, &'static [u32], u32);
-const H100: [Row; 6] = [
+type ProfileRow = (u32, &'static str, u32, u32, u64, &'static [u32], u32);
+const H100: [ProfileRow; 6] = [
     (0, "7g.80gb", 7, 1, 81_152, &[0], 8),
     (5, "4g.40gb", 4, 1, 40_448, &[0], 4),
     (9, "3g.40gb", 3, 2, 40_448, &[0, 4], 4),
@@ -66,7 +66,7 @@ impl Used {
 }
 
 /// Places pods, by number, and ends them.
-trait Placer {
+trait PodPlacer {
     fn place(&mut self, pod: usize, mib: u64, percent: u8);
     fn end(&mut self, pod: usize);
     fn used(&self) -> usize;
@@ -81,7 +81,7 @@ fn of(pods: Pods) -> Used {
     Used { ours: most(&mut ours, pods), first_fit: most(&mut first, pods) }
 }
 
-fn most(placer: &mut impl Placer, Pods { at_once, changes }: Pods) -> usize {
+fn most(placer: &mut impl PodPlacer, Pods { at_once, changes }: Pods) -> usize {
     let mut random = fastrand::Rng::with_seed(1);
     let (mut live, mut most) = (Vec::new(), 0);
     for pod in 0..at_once + changes {
@@ -104,7 +104,7 @@ fn most(placer: &mut impl Placer, Pods { at_once, changes }: Pods) -> usize {
 }
 
 fn profiles() -> Arc<[MigProfile]> {
-    let profile = |(id, name, slices, most, mib, starts, size): Row| MigProfile {
+    let profile = |(id, name, slices, most, mib, starts, size): ProfileRow| MigProfile {
         id,
         name: name.to_owned(),
         slices,
@@ -137,7 +137,7 @@ fn cluster() -> Index {
 
 struct Ours(Index);
 
-impl Placer for Ours {
+impl PodPlacer for Ours {
     fn place(&mut self, pod: usize, mib: u64, percent: u8) {
         let want = Want {
             part: Part::Memory(Bytes::from_mib(mib)),
@@ -179,7 +179,7 @@ impl FirstFit {
     }
 }
 
-impl Placer for FirstFit {
+impl PodPlacer for FirstFit {
     fn place(&mut self, pod: usize, mib: u64, percent: u8) {
         let slices = self.profiles.iter().map(|one| one.slices).max().unwrap_or(0);
         let suffices = |one: &&MigProfile| {

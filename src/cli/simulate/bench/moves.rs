@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::super::report::micros_at;
 use super::{GPUS, cluster};
-use crate::allocate::moves::{Found, Mover, OfIndex, SEARCH_TICKS, Waiting, search};
+use crate::allocate::moves::{Mover, MovesFound, OfIndex, SEARCH_TICKS, WaitingUnit, search};
 use crate::allocate::{
     GpuGrant, GpuView, Index, NodeView, Part, Placement, PlacementKey, PodAsk, Policy, Shape, Want,
 };
@@ -42,24 +42,24 @@ enum Filled {
 }
 
 /// What waits, and how full the GPUs are.
-const CASES: [(&str, Waits, Filled); 8] = [
-    ("one whole GPU, 30 to 60 % in use", Waits::Whole(1), Filled::Percent(60)),
-    ("one whole GPU, 48 to 97 % in use", Waits::Whole(1), Filled::Percent(97)),
-    ("4 whole GPUs, 30 to 60 % in use", Waits::Whole(4), Filled::Percent(60)),
-    ("8 whole GPUs, 30 to 60 % in use", Waits::Whole(8), Filled::Percent(60)),
-    ("a share of 70000 MiB, 30 to 60 % in use", Waits::Mib(70_000), Filled::Percent(60)),
-    ("one whole GPU, 2 small pods on each", Waits::Whole(1), Filled::Pods(2)),
-    ("one whole GPU, 3 small pods on each", Waits::Whole(1), Filled::Pods(3)),
-    ("one whole GPU, 4 small pods on each", Waits::Whole(1), Filled::Pods(4)),
+const CASES: [(&str, WaitingAmount, Filled); 8] = [
+    ("one whole GPU, 30 to 60 % in use", WaitingAmount::Whole(1), Filled::Percent(60)),
+    ("one whole GPU, 48 to 97 % in use", WaitingAmount::Whole(1), Filled::Percent(97)),
+    ("4 whole GPUs, 30 to 60 % in use", WaitingAmount::Whole(4), Filled::Percent(60)),
+    ("8 whole GPUs, 30 to 60 % in use", WaitingAmount::Whole(8), Filled::Percent(60)),
+    ("a share of 70000 MiB, 30 to 60 % in use", WaitingAmount::Mib(70_000), Filled::Percent(60)),
+    ("one whole GPU, 2 small pods on each", WaitingAmount::Whole(1), Filled::Pods(2)),
+    ("one whole GPU, 3 small pods on each", WaitingAmount::Whole(1), Filled::Pods(3)),
+    ("one whole GPU, 4 small pods on each", WaitingAmount::Whole(1), Filled::Pods(4)),
 ];
 
 #[derive(Clone, Copy)]
-enum Waits {
+enum WaitingAmount {
     Whole(u32),
     Mib(u64),
 }
 
-impl Waits {
+impl WaitingAmount {
     fn shape(self) -> Shape {
         Shape::one(match self {
             Self::Whole(gpus) => Want::whole(gpus),
@@ -131,14 +131,14 @@ fn one(what: &'static str, shape: &Shape, how: Filled) -> MoveFigures {
         if let Some(place) = index.remove(key.clone()) {
             let _ = index.apply(key.clone(), &place);
         }
-        let waiting = Waiting { asks: vec![shape.clone().into()], alone: false };
+        let waiting = WaitingUnit { asks: vec![shape.clone().into()], alone: false };
         let start = Instant::now();
         let found =
             search(&mut OfIndex::new(&mut index, Policy::Pack, &pods), &waiting, &movers, SEARCH_TICKS);
         took.push(start.elapsed());
         moves = match found {
-            Found::Moves(found) => Some(found.moves.len()),
-            Found::Nothing | Found::Spent => None,
+            MovesFound::Moves(found) => Some(found.moves.len()),
+            MovesFound::Nothing | MovesFound::Spent => None,
         };
     }
     let most = took.iter().max().copied().unwrap_or(Duration::ZERO).as_secs_f64() * 1e6;

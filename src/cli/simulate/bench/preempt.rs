@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{GPUS, ROUNDS, cluster, lower};
-use crate::allocate::victims::{Candidate, Closed, Freed, Rank, Site};
+use crate::allocate::victims::{Candidate, Closed, EvictionSite, Freed, Rank};
 use crate::allocate::{GpuGrant, Index, Part, Placement, Shape, Want};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -109,7 +109,7 @@ fn decide(index: &mut Index, nodes: &[(NodeName, Vec<Candidate>)], nth: usize) -
             break;
         }
         let (node, candidates) = &nodes[at];
-        let site = Site { node, closed: &open, soon: &[], candidates, budgets: &[], beat: best };
+        let site = EvictionSite { node, closed: &open, soon: &[], candidates, budgets: &[], beat: best };
         let rank = index.victims(&mut preemptor, &site).and_then(|found| found.rank);
         best = match (best, rank) {
             (Some(best), Some(rank)) => Some(best.min(rank)),

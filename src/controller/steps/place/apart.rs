@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::trial::asks;
-use super::{KEPT_TICKS, NodeSet, Part};
+use super::{KEPT_TICKS, NodeSet, PodPart};
 use crate::allocate::{self, Decision, Explanation, Index, Nodes, Placement, PodAsk, Shortage, Skipped};
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
@@ -95,12 +95,12 @@ impl Core {
     }
 
     /// Some of the pods that start together require something of others, maybe of each other.
-    pub(super) fn is_mutual(&self, parts: &[Part]) -> bool {
+    pub(super) fn is_mutual(&self, parts: &[PodPart]) -> bool {
         parts.len() > 1 && parts.iter().any(|part| self.view.terms_of(&part.pod).is_some())
     }
 
     /// Some of them must not be together.
-    pub(in crate::controller::steps) fn are_apart(&self, parts: &[Part]) -> bool {
+    pub(in crate::controller::steps) fn are_apart(&self, parts: &[PodPart]) -> bool {
         let is_apart = |terms: &Arc<Terms>| !terms.apart.is_empty() || !terms.spread.is_empty();
         parts.len() > 1 && parts.iter().any(|part| self.view.terms_of(&part.pod).is_some_and(is_apart))
     }
@@ -109,7 +109,7 @@ impl Core {
     ///
     /// # Errors
     /// One of them has no place.
-    pub(super) fn decide_in_turn(&mut self, parts: &[Part], nth: usize) -> Result<Decision, Explanation> {
+    pub(super) fn decide_in_turn(&mut self, parts: &[PodPart], nth: usize) -> Result<Decision, Explanation> {
         let (asks, is_several) = asks(parts, nth);
         let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
         let mut refused = None;
@@ -137,7 +137,7 @@ impl Core {
 
     fn decide_next(
         &mut self,
-        part: &Part,
+        part: &PodPart,
         mut ask: PodAsk,
         is_several: bool,
         is_first: bool,
@@ -161,7 +161,7 @@ impl Core {
     }
 }
 
-impl Part {
+impl PodPart {
     /// Where the pod may go if others keep it off these.
     fn nodes_beside(&self, apart: Vec<NodeSet>) -> Nodes {
         match &self.nodes {

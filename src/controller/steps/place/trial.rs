@@ -3,18 +3,18 @@
 
 use std::collections::BTreeSet;
 
-use super::{Part, Refused, those};
+use super::{PodPart, Refused, those};
 use crate::allocate::{self, Decision, Explanation, PodAsk, Shortage};
 use crate::controller::core::Core;
-use crate::controller::purse::{EachPod, Step, TrialKey};
+use crate::controller::purse::{EachPod, TrialKey, TrialStep};
 use crate::controller::queue::{Together, Turn};
 use crate::controller::recorder::Reason;
 use crate::controller::{Moment, ask, multi_gpu};
 use crate::model::names::PodUid;
 
 /// What the parts ask the allocator for in one of their ways, and whether a claim wants several GPUs.
-pub(super) fn asks(parts: &[Part], nth: usize) -> (Vec<PodAsk>, bool) {
-    let ask = |part: &Part| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
+pub(super) fn asks(parts: &[PodPart], nth: usize) -> (Vec<PodAsk>, bool) {
+    let ask = |part: &PodPart| PodAsk { shape: part.way(nth).shape.clone(), nodes: part.nodes.clone() };
     let asks: Vec<PodAsk> = parts.iter().map(ask).collect();
     let is_several = asks.iter().any(|ask| ask::is_several(&ask.shape));
     (asks, is_several)
@@ -34,9 +34,9 @@ enum Trial {
     /// In which of the ways, and where.
     Fits(usize, Decision),
     Refused(Refused),
-    Next(Step),
+    Next(TrialStep),
     /// What its namespace may spend is spent: the step that is next.
-    Spent(Step),
+    Spent(TrialStep),
 }
 
 impl Core {
@@ -49,9 +49,9 @@ impl Core {
         let begun = step.clone();
         loop {
             let found = match step {
-                Step::All(from) => self.try_all(turn, &parts, from, had_all),
-                Step::Each(each) => self.try_each(turn, &parts, each, had_all),
-                Step::Fewest(fitting, from) => {
+                TrialStep::All(from) => self.try_all(turn, &parts, from, had_all),
+                TrialStep::Each(each) => self.try_each(turn, &parts, each, had_all),
+                TrialStep::Fewest(fitting, from) => {
                     parts = self.fewest(turn, parts, &fitting);
                     self.try_fewest(&parts, fitting, from, had_all)
                 }
@@ -74,38 +74,38 @@ impl Core {
     }
 
     /// All parts together, from this of their ways on. `had_all`: there will never be more to spend for it.
-    fn try_all(&mut self, turn: &Turn, parts: &[Part], from: usize, had_all: bool) -> Trial {
+    fn try_all(&mut self, turn: &Turn, parts: &[PodPart], from: usize, had_all: bool) -> Trial {
         let found = match self.check_bounds(parts) {
             Ok(()) => self.try_ways(parts, from, had_all),
             Err(refused) => Ways::Refused(refused),
         };
         let refused = match found {
             Ways::Fits(nth, decision) => return Trial::Fits(nth, decision),
-            Ways::Spent(nth) => return Trial::Spent(Step::All(nth)),
+            Ways::Spent(nth) => return Trial::Spent(TrialStep::All(nth)),
             Ways::Refused(refused) => refused,
         };
         match self.least(turn, parts) {
             Some(least) if least.len() < parts.len() => {
                 let refused = (refused.pod, refused.reason, refused.words);
                 let (tried, fitting) = (BTreeSet::new(), BTreeSet::new());
-                Trial::Next(Step::Each(EachPod { tried, fitting, refused }))
+                Trial::Next(TrialStep::Each(EachPod { tried, fitting, refused }))
             }
             _ => Trial::Refused(refused),
         }
     }
 
     /// Of parts that cannot be placed all together those that fit somewhere by themselves.
-    fn try_each(&mut self, turn: &Turn, parts: &[Part], mut each: EachPod, mut had_all: bool) -> Trial {
+    fn try_each(&mut self, turn: &Turn, parts: &[PodPart], mut each: EachPod, mut had_all: bool) -> Trial {
         for part in parts {
             if each.tried.contains(&part.pod) {
                 continue;
             }
             if !had_all && !self.capacity.index.has_left() {
-                return Trial::Spent(Step::Each(each));
+                return Trial::Spent(TrialStep::Each(each));
             }
             let fits = self.first_way(std::slice::from_ref(part)).is_some();
             if !fits && !had_all && self.capacity.index.spent().1 {
-                return Trial::Spent(Step::Each(each));
+                return Trial::Spent(TrialStep::Each(each));
             }
             had_all = false;
             each.tried.insert(part.pod.clone());
@@ -113,9 +113,9 @@ impl Core {
         }
         let fitting: Vec<usize> =
             (0..parts.len()).filter(|at| each.fitting.contains(&parts[*at].pod)).collect();
-        let there: Vec<&Part> = fitting.iter().map(|at| &parts[*at]).collect();
+        let there: Vec<&PodPart> = fitting.iter().map(|at| &parts[*at]).collect();
         match self.least_of(turn, &there) {
-            Some(_) => Trial::Next(Step::Fewest(each.fitting, 0)),
+            Some(_) => Trial::Next(TrialStep::Fewest(each.fitting, 0)),
             None => {
                 let (pod, reason, words) = each.refused;
                 Trial::Refused(Refused { pod, reason, words })
@@ -124,7 +124,7 @@ impl Core {
     }
 
     /// As few of these as start together; none if some of them have gone, and there are too few.
-    fn fewest(&self, turn: &Turn, parts: Vec<Part>, fitting: &BTreeSet<PodUid>) -> Vec<Part> {
+    fn fewest(&self, turn: &Turn, parts: Vec<PodPart>, fitting: &BTreeSet<PodUid>) -> Vec<PodPart> {
         let fitting: Vec<usize> = (0..parts.len()).filter(|at| fitting.contains(&parts[*at].pod)).collect();
         let parts = those(parts, &fitting);
         match self.least(turn, &parts) {
@@ -134,10 +134,16 @@ impl Core {
     }
 
     /// These parts together, from this of their ways on.
-    fn try_fewest(&mut self, parts: &[Part], fitting: BTreeSet<PodUid>, from: usize, had_all: bool) -> Trial {
+    fn try_fewest(
+        &mut self,
+        parts: &[PodPart],
+        fitting: BTreeSet<PodUid>,
+        from: usize,
+        had_all: bool,
+    ) -> Trial {
         if parts.is_empty() {
             // Its pods are others now.
-            return Trial::Spent(Step::All(0));
+            return Trial::Spent(TrialStep::All(0));
         }
         if let Err(refused) = self.check_bounds(parts) {
             return Trial::Refused(refused);
@@ -145,27 +151,27 @@ impl Core {
         match self.try_ways(parts, from, had_all) {
             Ways::Fits(nth, decision) => Trial::Fits(nth, decision),
             Ways::Refused(refused) => Trial::Refused(refused),
-            Ways::Spent(nth) => Trial::Spent(Step::Fewest(fitting, nth)),
+            Ways::Spent(nth) => Trial::Spent(TrialStep::Fewest(fitting, nth)),
         }
     }
 
     /// Which of the parts are to be placed together at least, by their places in the list. None: too few of the pods can
     /// be placed now.
-    pub(in crate::controller::steps) fn least(&self, turn: &Turn, parts: &[Part]) -> Option<Vec<usize>> {
+    pub(in crate::controller::steps) fn least(&self, turn: &Turn, parts: &[PodPart]) -> Option<Vec<usize>> {
         self.least_of(turn, &parts.iter().collect::<Vec<_>>())
     }
 
-    fn least_of(&self, turn: &Turn, parts: &[&Part]) -> Option<Vec<usize>> {
+    fn least_of(&self, turn: &Turn, parts: &[&PodPart]) -> Option<Vec<usize>> {
         let Together::AtLeast(need) = &turn.together else { return Some((0..parts.len()).collect()) };
-        let of = |part: &&Part| self.view.pod(&part.pod).and_then(|pod| pod.gang()?.part.as_deref());
+        let of = |part: &&PodPart| self.view.pod(&part.pod).and_then(|pod| pod.gang()?.part.as_deref());
         let there: Vec<Option<&str>> = parts.iter().map(of).collect();
         need.choose(&there)
     }
 
     /// Tries the ways in which all of the parts can be served, from this one on, as long as there is something left to
     /// spend. `had_all`: a way that takes more than what is allowed now is given up.
-    fn try_ways(&mut self, parts: &[Part], from: usize, mut had_all: bool) -> Ways {
-        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+    fn try_ways(&mut self, parts: &[PodPart], from: usize, mut had_all: bool) -> Ways {
+        let ways = parts.iter().map(PodPart::ways).max().unwrap_or(1);
         let from = if from < ways { from } else { 0 };
         for nth in from..ways - 1 {
             if let Some(decision) = self.fits_in_way(parts, nth) {
@@ -208,7 +214,7 @@ impl Core {
     }
 
     /// Where the parts are served in this way.
-    fn fits_in_way(&mut self, parts: &[Part], nth: usize) -> Option<Decision> {
+    fn fits_in_way(&mut self, parts: &[PodPart], nth: usize) -> Option<Decision> {
         let policy = parts[0].policy;
         let (asks, is_several) = asks(parts, nth);
         let decision = match is_several {
@@ -222,8 +228,8 @@ impl Core {
 
     /// The first of the ways in which all of the parts can be served, and how. None: there is none, or there was nothing
     /// left to spend before all was tried.
-    pub(in crate::controller::steps) fn first_way(&mut self, parts: &[Part]) -> Option<(usize, Decision)> {
-        let ways = parts.iter().map(Part::ways).max().unwrap_or(1);
+    pub(in crate::controller::steps) fn first_way(&mut self, parts: &[PodPart]) -> Option<(usize, Decision)> {
+        let ways = parts.iter().map(PodPart::ways).max().unwrap_or(1);
         for nth in 0..ways {
             if nth > 0 && !self.capacity.index.goes_on() {
                 return None;

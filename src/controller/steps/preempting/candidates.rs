@@ -8,12 +8,12 @@ use crate::allocate::GpuView;
 use crate::allocate::victims::{Candidate, Closed, Freed, rank_of};
 use crate::controller::core::Core;
 use crate::controller::gang::Minimum;
-use crate::controller::holders::Holder;
+use crate::controller::holders::BoundPod;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::UnitKey;
 use crate::controller::steps::preempting::KEEP_MAX;
-use crate::controller::steps::preempting::search::{Budgets, Look};
-use crate::controller::view::{Claim, GpuRef, Guard, Pod};
+use crate::controller::steps::preempting::search::{Budgets, VictimSearch};
+use crate::controller::view::{BudgetGuard, Claim, GpuRef, Pod};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -36,7 +36,7 @@ pub(super) struct There {
 
 /// The budgets of a node's pods, each with its number.
 #[derive(Default)]
-struct Known {
+struct BudgetsOfNode {
     /// As if there were none.
     passed: bool,
     names: BTreeMap<String, usize>,
@@ -54,7 +54,7 @@ struct Gang {
 }
 
 impl Core {
-    pub(super) fn candidates(&self, look: &Look<'_>, holders: &[Holder]) -> There {
+    pub(super) fn candidates(&self, look: &VictimSearch<'_>, holders: &[BoundPod]) -> There {
         let (priority, now) = (look.asker.priority, look.now);
         let chosen = self.reserves.evictions.preempting.chosen();
         let present = self.recorder.time_of(now).map(|time| time.as_second());
@@ -63,7 +63,7 @@ impl Core {
             present.is_none_or(|now| now <= ends.saturating_add(late) && ends <= now.saturating_add(early))
         };
         let mut soon = Vec::new();
-        let mut known = Known { passed: look.budgets == Budgets::Passed, ..Known::default() };
+        let mut known = BudgetsOfNode { passed: look.budgets == Budgets::Passed, ..BudgetsOfNode::default() };
         let mut all: Vec<(Candidate, Vec<PodUid>, Option<&UnitKey>)> = Vec::new();
         let mut gangs: BTreeMap<&UnitKey, Option<Gang>> = BTreeMap::new();
         for one in holders.iter().filter(|one| one.has_shares()) {
@@ -122,7 +122,7 @@ impl Core {
     }
 
     /// None: it does not end for this pod, or nobody knows what that would mean.
-    fn gang(&self, key: &UnitKey, look: &Look<'_>, known: &mut Known) -> Option<Gang> {
+    fn gang(&self, key: &UnitKey, look: &VictimSearch<'_>, known: &mut BudgetsOfNode) -> Option<Gang> {
         if self.pods.unit_of(&look.asker.pod.uid) == *key {
             return None;
         }
@@ -171,10 +171,10 @@ impl Core {
         &self,
         key: &'a UnitKey,
         gang: &Gang,
-        holders: &[Holder],
-        known: &mut Known,
+        holders: &[BoundPod],
+        known: &mut BudgetsOfNode,
     ) -> Vec<(Candidate, Vec<PodUid>, Option<&'a UnitKey>)> {
-        let here: Vec<&Holder> = gang
+        let here: Vec<&BoundPod> = gang
             .members
             .iter()
             .filter_map(|uid| holders.iter().find(|one| one.pod == *uid && one.has_shares()))
@@ -217,12 +217,12 @@ impl Core {
             let has_gpus = self.capacity.index.node(&node).is_some();
             let pods = self.pods.on(&node).filter(|_| has_gpus).filter_map(|uid| self.view.pod(uid));
             let bound = pods.filter(|pod| pod.node.as_ref() == Some(&node));
-            let holders: Vec<Holder> = bound.map(|pod| self.holder(pod, &node)).collect();
+            let holders: Vec<BoundPod> = bound.map(|pod| self.holder(pod, &node)).collect();
             self.reserves.evictions.preempting.holders.fill(node, holders);
         }
     }
 
-    fn holder(&self, pod: &Pod, node: &NodeName) -> Holder {
+    fn holder(&self, pod: &Pod, node: &NodeName) -> BoundPod {
         let named = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
         let mut shares = Freed::default();
         // Marks keep nobody who is ending.
@@ -235,7 +235,7 @@ impl Core {
             shares.gpus.extend(grants);
         }
         let key = self.pods.unit_of(&pod.at.uid);
-        Holder {
+        BoundPod {
             pod: pod.at.uid.clone(),
             priority: pod.priority,
             start: pod.standing.started,
@@ -248,7 +248,7 @@ impl Core {
     }
 }
 
-impl Known {
+impl BudgetsOfNode {
     /// The numbers of the budgets that are about a pod. None: it stays, since they are several, of which the API server
     /// lets no pod go, or since not all of them are known.
     fn of(&mut self, core: &Core, pod: &Pod) -> Option<Vec<usize>> {
@@ -258,7 +258,7 @@ impl Known {
         let mut all = Vec::new();
         let found = core.view.budgets_of(pod);
         self.ticks = self.ticks.saturating_add(found.ticks);
-        let Guard::By(budgets) = found.guard else { return None };
+        let BudgetGuard::By(budgets) = found.guard else { return None };
         for (name, allowed) in budgets {
             let number = match self.names.get(name) {
                 Some(number) => *number,
@@ -278,7 +278,7 @@ fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-fn freed(one: &Holder) -> Freed {
+fn freed(one: &BoundPod) -> Freed {
     Freed {
         gpus: one.shares.gpus.clone(),
         cpu_milli: one.room.cpu_milli,

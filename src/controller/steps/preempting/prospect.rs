@@ -8,9 +8,9 @@ use crate::controller::core::Core;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::purse::BESIDE;
 use crate::controller::queue::Turn;
-use crate::controller::steps::preempting::search::{Budgets, Found, Look, Nobody};
+use crate::controller::steps::preempting::search::{Budgets, Nobody, VictimSearch, VictimsFound};
 use crate::controller::steps::preempting::{TOGETHER_MAX, Unable, kept_words};
-use crate::controller::view::{Guard, Pod};
+use crate::controller::view::{BudgetGuard, Pod};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
 
@@ -237,16 +237,16 @@ impl Core {
         let wanted = self.wanted(turn, now)?;
         let (nodes, ticks, without) = (&wanted.nodes[..], TICKS, BTreeSet::new());
         let budgets = Budgets::Kept;
-        let mut look = Look { nodes, asker: &asker, budgets, without: &without, ticks, from: 0, now };
+        let mut look = VictimSearch { nodes, asker: &asker, budgets, without: &without, ticks, from: 0, now };
         self.capacity.index.allow(ticks);
         let (found, free) = self.find_with_places(&wanted, &look);
         let kept = |place: &Placement| format!("it is kept {}", kept_words(place));
         let bound = found.as_ref().ok().and_then(|found| match found {
-            Found::Victims { place, .. } | Found::Room { place, .. } => {
+            VictimsFound::Victims { place, .. } | VictimsFound::Room { place, .. } => {
                 let places: Vec<Placement> = std::iter::once(place).chain(&free).cloned().collect();
                 self.beyond_bounds_then(&turn.key, &wanted.parts, &places)
             }
-            Found::Soon(_) | Found::Free(_) => None,
+            VictimsFound::Soon(_) | VictimsFound::Free(_) => None,
         });
         let prospect = match (bound, found) {
             (Some(words), _) => Prospect::Bound(words),
@@ -259,7 +259,9 @@ impl Core {
                 }
                 look.budgets = Budgets::Passed;
                 match (self.find_with_places(&wanted, &look).0, nobody) {
-                    (Ok(found @ Found::Victims { .. }), _) => self.prospect_for(found, look.budgets, kept),
+                    (Ok(found @ VictimsFound::Victims { .. }), _) => {
+                        self.prospect_for(found, look.budgets, kept)
+                    }
                     (Err(Nobody::Until(_)), _) | (_, Nobody::Until(_)) => Prospect::Spent,
                     (Ok(_) | Err(Nobody::Anywhere), Nobody::Anywhere) => Prospect::Nobody { any },
                 }
@@ -277,10 +279,11 @@ impl Core {
         let wanted = self.wanted(turn, now)?;
         let (nodes, without) = (&wanted.nodes[..], BTreeSet::new());
         let budgets = Budgets::Kept;
-        let look = Look { nodes, asker: &asker, budgets, without: &without, ticks: TICKS, from: 0, now };
+        let look =
+            VictimSearch { nodes, asker: &asker, budgets, without: &without, ticks: TICKS, from: 0, now };
         self.capacity.index.allow(TICKS);
         let prospect = match self.find(&wanted, &look) {
-            Ok(Found::Room { place, .. }) => Some(Prospect::Scheduler { node: place.node }),
+            Ok(VictimsFound::Room { place, .. }) => Some(Prospect::Scheduler { node: place.node }),
             _ => {
                 let beside = self.room_beside_others(&wanted, &look);
                 beside.map(|(node, other)| Prospect::OtherNode { node, other })
@@ -293,21 +296,21 @@ impl Core {
     /// What a search has found.
     pub(super) fn prospect_for(
         &self,
-        found: Found,
+        found: VictimsFound,
         budgets: Budgets,
         then: impl FnOnce(&Placement) -> String,
     ) -> Prospect {
         match found {
-            Found::Soon(node) => Prospect::Soon { node },
-            Found::Free(node) => Prospect::Free { node },
-            Found::Room { place, .. } => Prospect::Scheduler { node: place.node },
-            Found::Victims { place, victims } if budgets == Budgets::Passed => {
+            VictimsFound::Soon(node) => Prospect::Soon { node },
+            VictimsFound::Free(node) => Prospect::Free { node },
+            VictimsFound::Room { place, .. } => Prospect::Scheduler { node: place.node },
+            VictimsFound::Victims { place, victims } if budgets == Budgets::Passed => {
                 self.kept_by_budgets(&place, &victims)
             }
-            Found::Victims { place, victims } if victims.len() > VICTIMS_MAX => {
+            VictimsFound::Victims { place, victims } if victims.len() > VICTIMS_MAX => {
                 Prospect::Victims { node: place.node, pods: victims.len() }
             }
-            Found::Victims { place, victims } => {
+            VictimsFound::Victims { place, victims } => {
                 Prospect::Ends { pods: self.refs(&victims), then: then(&place), node: place.node }
             }
         }
@@ -325,17 +328,17 @@ impl Core {
         let pods: Vec<&Pod> = victims.iter().filter_map(|uid| self.view.pod(uid)).collect();
         for pod in pods {
             match self.view.budgets_of(pod).guard {
-                Guard::By(budgets) if budgets.is_empty() => continue,
+                BudgetGuard::By(budgets) if budgets.is_empty() => continue,
                 // Of several the API server lets no pod go.
-                Guard::By(budgets) if budgets.len() > 1 => {
+                BudgetGuard::By(budgets) if budgets.len() > 1 => {
                     names.extend(budgets.iter().map(|(name, _)| (*name).to_owned()));
                 }
-                Guard::By(budgets) => {
+                BudgetGuard::By(budgets) => {
                     for (name, allowed) in budgets {
                         asked.entry(name.to_owned()).or_insert((0, allowed)).0 += 1;
                     }
                 }
-                Guard::Stays => drop(names.insert(format!("one of namespace {}", pod.at.namespace))),
+                BudgetGuard::Stays => drop(names.insert(format!("one of namespace {}", pod.at.namespace))),
             }
             kept.push(pod.at.clone());
         }

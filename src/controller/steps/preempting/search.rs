@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use crate::allocate::victims::{Closed, Freed, Preemptor, Rank, Site, Victims};
+use crate::allocate::victims::{Closed, EvictionSite, Freed, Preemptor, Rank, Victims};
 use crate::allocate::{AttributeConstraint, Nodes, Placement, Shape, Want};
 use crate::controller::Moment;
 use crate::controller::capacity::Aside;
@@ -12,7 +12,7 @@ use crate::controller::holders::Holders;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::Turn;
 use crate::controller::steps::bounded::least;
-use crate::controller::steps::place::Part;
+use crate::controller::steps::place::PodPart;
 use crate::controller::steps::preempting::candidates::There;
 use crate::controller::view::GpuRef;
 use crate::feasible::Resources;
@@ -35,7 +35,7 @@ pub struct Asker {
 }
 
 /// What a look came to.
-pub enum Found {
+pub enum VictimsFound {
     /// What ends anyway on this node will be enough.
     Soon(NodeName),
     /// A whole GPU of this node is free, or on its way back to kube-scheduler.
@@ -52,8 +52,8 @@ pub enum Found {
 }
 
 /// What pods want that find no room.
-pub struct Wanted {
-    pub parts: Vec<Part>,
+pub struct WantedRoom {
+    pub parts: Vec<PodPart>,
     /// Where each of them may go once others have ended.
     pub nodes: Vec<Nodes>,
     /// GPUs of a claim that has several are for that claim alone.
@@ -69,7 +69,7 @@ pub enum Budgets {
 }
 
 /// Where others may end for a unit.
-pub struct Look<'a> {
+pub struct VictimSearch<'a> {
     /// Of each of its pods.
     pub nodes: &'a [Nodes],
     pub asker: &'a Asker,
@@ -99,7 +99,7 @@ pub enum Nobody {
     Until(usize),
 }
 
-impl Look<'_> {
+impl VictimSearch<'_> {
     fn allows(&self, node: &NodeName) -> bool {
         self.nodes.iter().all(|nodes| nodes.allow(node))
     }
@@ -107,9 +107,9 @@ impl Look<'_> {
 
 impl Core {
     /// What a unit wants, if others may end for it. None: it is not for room on one node that it waits.
-    pub(super) fn wanted(&mut self, turn: &Turn, now: Moment) -> Option<Wanted> {
+    pub(super) fn wanted(&mut self, turn: &Turn, now: Moment) -> Option<WantedRoom> {
         let parts = self.parts(turn, now)?;
-        let alone = parts.iter().any(Part::is_several);
+        let alone = parts.iter().any(PodPart::is_several);
         // All who end are pods of one node.
         let is_several = alone && parts.len() > 1;
         if is_several || self.are_apart(&parts) || self.check_bounds(&parts).is_err() {
@@ -122,7 +122,7 @@ impl Core {
             }
             nodes.push(self.nodes_then(&part.pod, &part.nodes, now));
         }
-        Some(Wanted { parts, nodes, alone })
+        Some(WantedRoom { parts, nodes, alone })
     }
 
     /// As [`Self::find`]; where pods that start together find no room on one node, also for those of them that have none
@@ -130,9 +130,9 @@ impl Core {
     /// afterwards as before.
     pub(super) fn find_with_places(
         &mut self,
-        wanted: &Wanted,
-        look: &Look<'_>,
-    ) -> (Result<Found, Nobody>, Vec<Placement>) {
+        wanted: &WantedRoom,
+        look: &VictimSearch<'_>,
+    ) -> (Result<VictimsFound, Nobody>, Vec<Placement>) {
         let found = self.find(wanted, look);
         if wanted.parts.len() < 2 || !matches!(found, Err(Nobody::Anywhere)) {
             return (found, Vec::new());
@@ -153,9 +153,9 @@ impl Core {
         let found = match places.is_empty() || rest.is_empty() || self.has_spent(look) {
             true => Err(Nobody::Anywhere),
             false => {
-                let parts: Vec<&Part> = rest.iter().map(|at| &wanted.parts[*at]).collect();
+                let parts: Vec<&PodPart> = rest.iter().map(|at| &wanted.parts[*at]).collect();
                 let nodes: Vec<Nodes> = rest.iter().map(|at| wanted.nodes[*at].clone()).collect();
-                let found = self.find_for((&parts, false), &Look { nodes: &nodes, from: 0, ..*look });
+                let found = self.find_for((&parts, false), &VictimSearch { nodes: &nodes, from: 0, ..*look });
                 // Where to go on is a matter of all of them.
                 found.map_err(|_| Nobody::Anywhere)
             }
@@ -165,12 +165,20 @@ impl Core {
     }
 
     /// The first of the ways to serve a unit for which there is an answer. Capacity is afterwards as before.
-    pub(super) fn find(&mut self, wanted: &Wanted, look: &Look<'_>) -> Result<Found, Nobody> {
-        let parts: Vec<&Part> = wanted.parts.iter().collect();
+    pub(super) fn find(
+        &mut self,
+        wanted: &WantedRoom,
+        look: &VictimSearch<'_>,
+    ) -> Result<VictimsFound, Nobody> {
+        let parts: Vec<&PodPart> = wanted.parts.iter().collect();
         self.find_for((&parts, wanted.alone), look)
     }
 
-    fn find_for(&mut self, (parts, alone): (&[&Part], bool), look: &Look<'_>) -> Result<Found, Nobody> {
+    fn find_for(
+        &mut self,
+        (parts, alone): (&[&PodPart], bool),
+        look: &VictimSearch<'_>,
+    ) -> Result<VictimsFound, Nobody> {
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
         let ways = parts.iter().map(|part| part.ways()).max().unwrap_or(1);
@@ -185,11 +193,11 @@ impl Core {
 
     pub(super) fn look_at_way(
         &mut self,
-        look: &Look<'_>,
+        look: &VictimSearch<'_>,
         (nth, shape): (usize, &Shape),
         holders: &Holders,
         mut preemptor: Preemptor,
-    ) -> Result<Found, Nobody> {
+    ) -> Result<VictimsFound, Nobody> {
         let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
         for node in ending.into_iter().take(NODES_MAX) {
             if self.has_spent(look) {
@@ -199,18 +207,18 @@ impl Core {
                 .victims_on(look, node, holders, (&mut preemptor, None))
                 .is_some_and(|found| found.rank.is_none())
             {
-                return Ok(Found::Soon(node.clone()));
+                return Ok(VictimsFound::Soon(node.clone()));
             }
         }
         if let Some((place, _)) = self.room_alone(look, shape, (holders, &mut preemptor), Others::None) {
-            return Ok(Found::Room { nth, place });
+            return Ok(VictimsFound::Room { nth, place });
         }
         let mut order: Vec<(Rank, &NodeName)> =
             holders.least(look.asker.priority).filter(|(_, node)| look.allows(node)).collect();
         order.sort_unstable();
         let mut best: Option<(Rank, Placement, Vec<PodUid>)> = None;
         // Told only where there is no other: it is put off.
-        let mut too_many: Option<Found> = None;
+        let mut too_many: Option<VictimsFound> = None;
         let from = if look.from < order.len() { look.from } else { 0 };
         let mut left_at = None;
         for (nth, (least, node)) in order.into_iter().enumerate().skip(from) {
@@ -225,16 +233,16 @@ impl Core {
             let beat = best.as_ref().map(|(rank, ..)| *rank);
             let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
             let Some(found) = found else { continue };
-            let Some(rank) = found.rank else { return Ok(Found::Soon(node.clone())) };
+            let Some(rank) = found.rank else { return Ok(VictimsFound::Soon(node.clone())) };
             if found.pods.len() > VICTIMS_MAX {
-                too_many = Some(Found::Victims { place: found.placement, victims: found.pods });
+                too_many = Some(VictimsFound::Victims { place: found.placement, victims: found.pods });
                 continue;
             }
             if best.as_ref().is_none_or(|(known, ..)| rank < *known) {
                 best = Some((rank, found.placement, found.pods));
             }
         }
-        let found = best.map(|(_, place, victims)| Found::Victims { place, victims });
+        let found = best.map(|(_, place, victims)| VictimsFound::Victims { place, victims });
         match left_at {
             Some(nodes) => found.ok_or(Nobody::Until(nodes)),
             None => found.or(too_many).ok_or(Nobody::Anywhere),
@@ -242,14 +250,14 @@ impl Core {
     }
 
     /// The look has cost what it may.
-    pub(super) fn has_spent(&self, look: &Look<'_>) -> bool {
+    pub(super) fn has_spent(&self, look: &VictimSearch<'_>) -> bool {
         self.capacity.index.spent().0 >= look.ticks
     }
 
     /// What has to end on one node.
     fn victims_on(
         &mut self,
-        look: &Look<'_>,
+        look: &VictimSearch<'_>,
         node: &NodeName,
         holders: &Holders,
         (preemptor, beat): (&mut Preemptor, Option<Rank>),
@@ -262,7 +270,7 @@ impl Core {
             true => Closed { shut: true, groups: 0 },
             false => closed_in(&closed, device),
         };
-        let site = Site {
+        let site = EvictionSite {
             node,
             closed: &closed,
             soon: &there.soon,
@@ -282,8 +290,8 @@ impl Core {
     /// has the room.
     pub(super) fn room_beside_others(
         &mut self,
-        wanted: &Wanted,
-        look: &Look<'_>,
+        wanted: &WantedRoom,
+        look: &VictimSearch<'_>,
     ) -> Option<(NodeName, NodeName)> {
         let [part] = &wanted.parts[..] else { return None };
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
@@ -301,7 +309,7 @@ impl Core {
     /// there is to be such a node, which comes back, too.
     fn room_alone(
         &mut self,
-        look: &Look<'_>,
+        look: &VictimSearch<'_>,
         shape: &Shape,
         (holders, preemptor): (&Holders, &mut Preemptor),
         others: Others,
@@ -330,8 +338,14 @@ impl Core {
             };
             let closed = self.closed_on(node);
             let closed = |device: &DeviceName| closed_in(&closed, device);
-            let site =
-                Site { node, closed: &closed, soon: &[soon], candidates: &[], budgets: &[], beat: None };
+            let site = EvictionSite {
+                node,
+                closed: &closed,
+                soon: &[soon],
+                candidates: &[],
+                budgets: &[],
+                beat: None,
+            };
             let found = self.capacity.index.victims(preemptor, &site);
             let Some(found) = found else { continue };
             match (self.other_node(look.asker, node).cloned(), others) {
@@ -357,8 +371,8 @@ impl Core {
 /// The first answer of several ways; else how far those came that had to stop.
 pub(super) fn first(
     mut ways: impl Iterator<Item = usize>,
-    mut look: impl FnMut(usize) -> Result<Found, Nobody>,
-) -> Result<Found, Nobody> {
+    mut look: impl FnMut(usize) -> Result<VictimsFound, Nobody>,
+) -> Result<VictimsFound, Nobody> {
     let mut nobody = Nobody::Anywhere;
     let found = ways.find_map(|nth| match look(nth) {
         Ok(found) => Some(found),
@@ -383,7 +397,7 @@ struct OnNode {
 }
 
 /// What pods ask for together, of one node.
-fn together(parts: &[&Part], nth: usize) -> Shape {
+fn together(parts: &[&PodPart], nth: usize) -> Shape {
     let mut all = Shape::default();
     let mut claims = 0;
     for shape in parts.iter().map(|part| part.shape(nth)) {

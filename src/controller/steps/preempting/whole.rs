@@ -11,12 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::allocate::{Nodes, Placement, PodAsk, Shape, Studied, Want, places};
 use crate::controller::Moment;
 use crate::controller::core::Core;
-use crate::controller::holds::Phase;
-use crate::controller::preempt::{Goal, Outcome, PutOff};
+use crate::controller::holds::HoldPhase;
+use crate::controller::preempt::{Goal, LookOutcome, PutOff};
 use crate::controller::queue::UnitKey;
 use crate::controller::steps::preempting::Prospect;
 use crate::controller::steps::preempting::prospect::TICKS;
-use crate::controller::steps::preempting::search::{Asker, Budgets, Found, Look, Nobody, first};
+use crate::controller::steps::preempting::search::{
+    Asker, Budgets, Nobody, VictimSearch, VictimsFound, first,
+};
 use crate::controller::view::{Asks, GpuRef, Need, Pod, Tried};
 use crate::model::names::{NodeName, PodUid};
 use crate::model::quantity::Bytes;
@@ -25,7 +27,7 @@ use crate::model::quantity::Bytes;
 const KINDS_MAX: usize = 8;
 
 /// A pod that waits for a whole GPU, and may be looked at.
-struct Waits {
+struct WholeGpuWaiter {
     key: UnitKey,
     uid: PodUid,
     namespace: String,
@@ -64,7 +66,7 @@ impl Core {
             let may_look = self.reserves.evictions.preempting.may_look(&key, epoch, now);
             if may_pay && may_look && !self.queue.contains(uid) {
                 let (namespace, need) = (pod.at.namespace.clone(), need.clone());
-                let one = Waits { key, uid: uid.clone(), namespace, need };
+                let one = WholeGpuWaiter { key, uid: uid.clone(), namespace, need };
                 waiting.push((Reverse(pod.priority), pod.created, one));
             }
         }
@@ -86,10 +88,10 @@ impl Core {
         let Some(ticks) = self.purse.allowance(&namespace) else { return };
         self.capacity.index.allow(ticks);
         let key = UnitKey::Pod(uid.clone());
-        let mut outcome = Outcome::default();
+        let mut outcome = LookOutcome::default();
         let from = self.reserves.evictions.preempting.looks.from(&key);
         match self.victims_for_whole(&asker, need, (Budgets::Kept, ticks, from), now) {
-            Ok(Found::Victims { place, victims }) => {
+            Ok(VictimsFound::Victims { place, victims }) => {
                 let gpus = gpus_of(&place);
                 let begun = self.begin_evicting_for(
                     (&key, std::slice::from_ref(uid)),
@@ -103,10 +105,11 @@ impl Core {
                 self.holds.gpus.note(gpus);
                 self.reevaluate_gpus(now);
             }
-            Ok(Found::Soon(_) | Found::Free(_) | Found::Room { .. }) | Err(Nobody::Anywhere) => {}
+            Ok(VictimsFound::Soon(_) | VictimsFound::Free(_) | VictimsFound::Room { .. })
+            | Err(Nobody::Anywhere) => {}
             Err(Nobody::Until(nodes)) => {
                 let why = self.reserves.evictions.preempting.put_off(PutOff::Spent);
-                outcome = Outcome { put_off: Some(why), left_at: Some(nodes) };
+                outcome = LookOutcome { put_off: Some(why), left_at: Some(nodes) };
             }
         }
         let (spent, _) = self.capacity.index.spent();
@@ -140,13 +143,13 @@ impl Core {
         need: &Need,
         (budgets, ticks, from): (Budgets, u64, usize),
         now: Moment,
-    ) -> Result<Found, Nobody> {
+    ) -> Result<VictimsFound, Nobody> {
         let whole = self.whole(asker, need, now).ok_or(Nobody::Anywhere)?;
         if let Some(node) = self.is_returning(asker, need).or_else(|| self.is_free(&whole)) {
-            return Ok(Found::Free(node));
+            return Ok(VictimsFound::Free(node));
         }
         let nodes = std::slice::from_ref(&whole.nodes);
-        let look = Look { nodes, asker, budgets, without: &whole.pinned, ticks, from, now };
+        let look = VictimSearch { nodes, asker, budgets, without: &whole.pinned, ticks, from, now };
         let usual = self.set_aside_for_others(&UnitKey::Pod(asker.pod.uid.clone()), asker.priority);
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
@@ -199,7 +202,7 @@ impl Core {
 
     /// A node with a GPU that was given back a moment ago, and that the pod may be given.
     fn is_returning(&mut self, asker: &Asker, need: &Need) -> Option<NodeName> {
-        let is_returning = |phase: &Phase| matches!(phase, Phase::Releasing { .. });
+        let is_returning = |phase: &HoldPhase| matches!(phase, HoldPhase::Releasing { .. });
         let all = self.holds.all().filter(|(_, phase)| is_returning(phase)).map(|(gpu, _)| gpu);
         let all: Vec<GpuRef> = all.filter(|gpu| !self.view.is_anothers(gpu)).cloned().collect();
         let found = all.into_iter().find(|gpu| {

@@ -9,7 +9,7 @@ use crate::controller::Moment;
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::core::Core;
 use crate::controller::queue::{Together, Turn};
-use crate::controller::steps::place::{Part, those};
+use crate::controller::steps::place::{PodPart, those};
 use crate::controller::view::{GpuRef, Pod};
 use crate::controller::wants::UNIT_TRIES_MAX;
 use crate::feasible::Resources;
@@ -110,7 +110,7 @@ impl Core {
     }
 
     /// The parts of the pods of a unit that are placed together at least; none: one of them can have no place.
-    pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<Part>> {
+    pub(in crate::controller) fn parts(&mut self, turn: &Turn, now: Moment) -> Option<Vec<PodPart>> {
         let (mut parts, mut taken) = (Vec::new(), BTreeSet::new());
         let mut tries = 0;
         for (nth, pod) in turn.pods.iter().enumerate() {
@@ -169,7 +169,7 @@ impl Core {
             }
         });
         std::mem::swap(&mut self.capacity, capacity);
-        let (mut parts, nodes, serve): (Vec<Part>, BTreeSet<NodeName>, usize) = found?;
+        let (mut parts, nodes, serve): (Vec<PodPart>, BTreeSet<NodeName>, usize) = found?;
         for part in &mut parts {
             let of_these = nodes.iter().filter(|name| part.nodes.allow(name)).cloned().collect();
             part.nodes = Nodes::Only(of_these);
@@ -182,7 +182,7 @@ impl Core {
     fn freest(
         &mut self,
         turn: &Turn,
-        parts: &[Part],
+        parts: &[PodPart],
         nodes: &BTreeSet<NodeName>,
         capacity: &mut Capacity,
     ) -> Option<Aside> {
@@ -215,7 +215,7 @@ impl Core {
             }
         }
         std::mem::swap(&mut self.capacity, capacity);
-        Some(Aside { places: found?, alone: parts.iter().any(Part::is_several) })
+        Some(Aside { places: found?, alone: parts.iter().any(PodPart::is_several) })
     }
 
     /// So many MiB of it are in use.

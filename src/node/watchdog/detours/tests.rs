@@ -20,14 +20,14 @@ impl Case {
         Self { detours: Detours::default(), servers: vec![SERVER] }
     }
 
-    fn look(&mut self, ms: u64, pid: u32, context: ContextKind) -> Access {
+    fn look(&mut self, ms: u64, pid: u32, context: ContextKind) -> ProcessAccess {
         let group = group();
         let servers = self.servers.iter().copied().collect();
         let own = OwnDaemons { groups: vec![&group], servers };
         self.detours.access(ProcessKey { pid, started: 1 }, context, &own, at(ms))
     }
 
-    fn bare(&mut self, ms: u64) -> Access {
+    fn bare(&mut self, ms: u64) -> ProcessAccess {
         self.look(ms, 1, ContextKind::Compute)
     }
 
@@ -53,16 +53,16 @@ impl Case {
 #[test]
 fn who_is_in_neither_list_goes_around_mps_and_the_daemon_is_asked_once() {
     let mut case = Case::new();
-    assert_eq!(case.look(0, 2, ContextKind::MpsClient), Access::Client);
+    assert_eq!(case.look(0, 2, ContextKind::MpsClient), ProcessAccess::Client);
     assert!(!case.ask(0, Some(&[])), "a client raises no question");
-    assert_eq!(case.bare(0), Access::Other, "the daemon has not been asked");
+    assert_eq!(case.bare(0), ProcessAccess::Other, "the daemon has not been asked");
     assert!(case.ask(0, Some(&[2])));
-    assert_eq!(case.bare(250), Access::AroundMps);
+    assert_eq!(case.bare(250), ProcessAccess::AroundMps);
     assert!(!case.ask(5000, Some(&[2])), "it is known");
-    assert_eq!(case.bare(5000), Access::AroundMps);
+    assert_eq!(case.bare(5000), ProcessAccess::AroundMps);
     // It leaves the GPU and comes again: the daemon is asked anew.
     case.detours.keep(|process| process.pid == 2, &HashSet::from([&group()]));
-    assert_eq!(case.bare(6000), Access::Other);
+    assert_eq!(case.bare(6000), ProcessAccess::Other);
 }
 
 #[test]
@@ -71,27 +71,27 @@ fn whom_the_daemon_names_is_left_alone() {
     case.bare(0);
     case.ask(0, Some(&[1]));
     for ms in [250, 500, 60_000] {
-        assert_eq!(case.bare(ms), Access::Other);
+        assert_eq!(case.bare(ms), ProcessAccess::Other);
     }
     // From now on this driver's list is not enough.
     case.look(60_000, 2, ContextKind::MpsClient);
-    assert_eq!(case.look(60_250, 3, ContextKind::Compute), Access::Other);
+    assert_eq!(case.look(60_250, 3, ContextKind::Compute), ProcessAccess::Other);
     case.ask(60_250, None);
-    assert_eq!(case.look(90_000, 3, ContextKind::Compute), Access::Other);
+    assert_eq!(case.look(90_000, 3, ContextKind::Compute), ProcessAccess::Other);
 }
 
 #[test]
 fn a_client_whose_server_has_gone_is_left_alone_and_one_that_left_it_is_not() {
     let mut case = Case::new();
     case.look(0, 1, ContextKind::MpsClient);
-    assert_eq!(case.bare(250), Access::Other);
+    assert_eq!(case.bare(250), ProcessAccess::Other);
     case.ask(250, Some(&[]));
-    assert_eq!(case.bare(500), Access::AroundMps, "the server is there: the program began anew");
+    assert_eq!(case.bare(500), ProcessAccess::AroundMps, "the server is there: the program began anew");
     let mut case = Case::new();
     case.look(0, 1, ContextKind::MpsClient);
     case.servers = vec![ProcessKey { pid: 91, started: 7 }];
     for ms in [250, 500, 60_000] {
-        assert_eq!(case.bare(ms), Access::Other, "the server is another one");
+        assert_eq!(case.bare(ms), ProcessAccess::Other, "the server is another one");
         case.ask(ms, Some(&[]));
     }
 }
@@ -104,7 +104,7 @@ fn a_look_that_shows_nobody_makes_nobody_forget_who_lost_its_server() {
         case.detours.keep(|_| false, &HashSet::from([&group()]));
         case.servers = servers;
         for ms in [250, 500, 60_000] {
-            assert_eq!(case.bare(ms), Access::Other, "its server is gone");
+            assert_eq!(case.bare(ms), ProcessAccess::Other, "its server is gone");
             case.ask(ms, Some(&[]));
         }
     }
@@ -115,12 +115,12 @@ fn who_began_before_the_watchdog_and_before_its_claims_servers_is_left_alone() {
     let server = |started| vec![ProcessKey { pid: 90, started }];
     // Of a process that began at 1.
     for (began, servers, expected) in [
-        (2, server(2), Access::Other),
-        (2, Vec::new(), Access::Other),
-        (2, server(1), Access::AroundMps),
-        (2, [server(0), server(2)].concat(), Access::AroundMps),
-        (1, server(2), Access::AroundMps),
-        (1, Vec::new(), Access::AroundMps),
+        (2, server(2), ProcessAccess::Other),
+        (2, Vec::new(), ProcessAccess::Other),
+        (2, server(1), ProcessAccess::AroundMps),
+        (2, [server(0), server(2)].concat(), ProcessAccess::AroundMps),
+        (1, server(2), ProcessAccess::AroundMps),
+        (1, Vec::new(), ProcessAccess::AroundMps),
     ] {
         let mut case = Case { detours: Detours::since(began), servers };
         case.bare(0);
@@ -132,7 +132,7 @@ fn who_began_before_the_watchdog_and_before_its_claims_servers_is_left_alone() {
     case.look(0, 1, ContextKind::MpsClient);
     case.bare(250);
     case.ask(250, Some(&[]));
-    assert_eq!(case.bare(500), Access::AroundMps);
+    assert_eq!(case.bare(500), ProcessAccess::AroundMps);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn processes_are_forgotten_once_they_have_ended_and_a_few_are_checked_at_each_lo
     assert_eq!(checked[3], first, "from the beginning");
     case.servers = vec![ProcessKey { pid: 91, started: 7 }];
     case.detours.forget(&[ProcessKey { pid: 1, started: 1 }]);
-    for (pid, expected) in [(1, Access::AroundMps), (2, Access::Other)] {
+    for (pid, expected) in [(1, ProcessAccess::AroundMps), (2, ProcessAccess::Other)] {
         case.look(250, pid, ContextKind::Compute);
         case.ask(250 + 1000 * u64::from(pid), Some(&[]));
         assert_eq!(case.look(5000, pid, ContextKind::Compute), expected);
@@ -164,12 +164,12 @@ fn a_claim_without_a_server_is_given_time_for_one_once() {
     case.servers.clear();
     case.bare(0);
     case.ask(0, Some(&[]));
-    assert_eq!(case.bare(9_750), Access::Other, "it may wait for the server");
-    assert_eq!(case.bare(10_000), Access::AroundMps);
+    assert_eq!(case.bare(9_750), ProcessAccess::Other, "it may wait for the server");
+    assert_eq!(case.bare(10_000), ProcessAccess::AroundMps);
     // Another process of the claim does not get as much again.
     case.look(11_000, 4, ContextKind::Compute);
     case.ask(11_000, Some(&[]));
-    assert_eq!(case.look(11_250, 4, ContextKind::Compute), Access::AroundMps);
+    assert_eq!(case.look(11_250, 4, ContextKind::Compute), ProcessAccess::AroundMps);
 }
 
 #[test]
@@ -181,9 +181,9 @@ fn a_silent_daemon_excuses_nobody_for_long_where_clients_are_listed() {
         if is_listed {
             case.look(0, 2, ContextKind::MpsClient);
         }
-        assert_eq!(case.bare(9_750), Access::Other);
+        assert_eq!(case.bare(9_750), ProcessAccess::Other);
         assert!(case.ask(9_750, None), "it is asked again and again");
-        let expected = if is_listed { Access::AroundMps } else { Access::Other };
+        let expected = if is_listed { ProcessAccess::AroundMps } else { ProcessAccess::Other };
         assert_eq!(case.bare(10_000), expected);
     }
 }
@@ -195,21 +195,25 @@ fn another_process_and_a_look_without_any_gain_no_time() {
     let groups = group();
     let keep = |case: &mut Case| case.detours.keep(|_| false, &HashSet::from([&groups]));
     for (ms, pid) in [(0, 3), (5_000, 4), (9_750, 5)] {
-        assert_eq!(case.look(ms, pid, ContextKind::Compute), Access::Other);
+        assert_eq!(case.look(ms, pid, ContextKind::Compute), ProcessAccess::Other);
         case.ask(ms, None);
         keep(&mut case);
     }
-    assert_eq!(case.look(10_000, 6, ContextKind::Compute), Access::Other, "it was not asked of this one");
+    assert_eq!(
+        case.look(10_000, 6, ContextKind::Compute),
+        ProcessAccess::Other,
+        "it was not asked of this one"
+    );
     case.ask(10_000, None);
     case.ask(10_750, None);
-    assert_eq!(case.look(11_750, 6, ContextKind::Compute), Access::Other, "it was seen for a moment");
-    assert_eq!(case.look(12_000, 6, ContextKind::Compute), Access::AroundMps);
+    assert_eq!(case.look(11_750, 6, ContextKind::Compute), ProcessAccess::Other, "it was seen for a moment");
+    assert_eq!(case.look(12_000, 6, ContextKind::Compute), ProcessAccess::AroundMps);
     keep(&mut case);
     // After a while in which there was none it begins anew.
     case.look(132_000, 7, ContextKind::Compute);
     case.ask(132_000, None);
-    assert_eq!(case.look(141_750, 7, ContextKind::Compute), Access::Other);
-    assert_eq!(case.look(142_000, 7, ContextKind::Compute), Access::AroundMps);
+    assert_eq!(case.look(141_750, 7, ContextKind::Compute), ProcessAccess::Other);
+    assert_eq!(case.look(142_000, 7, ContextKind::Compute), ProcessAccess::AroundMps);
 }
 
 #[test]
@@ -218,14 +222,14 @@ fn a_server_that_comes_and_goes_gains_no_time() {
     let server = case.servers.clone();
     for ms in [0, 5_000, 9_000] {
         case.servers.clear();
-        assert_eq!(case.bare(ms), Access::Other, "it may wait for the server");
+        assert_eq!(case.bare(ms), ProcessAccess::Other, "it may wait for the server");
         case.ask(ms, Some(&[2]));
         // Its own, with a client.
         case.servers.clone_from(&server);
         case.look(ms + 250, 2, ContextKind::MpsClient);
     }
     case.servers.clear();
-    assert_eq!(case.bare(10_000), Access::AroundMps);
+    assert_eq!(case.bare(10_000), ProcessAccess::AroundMps);
     // One that was there for a while is given time.
     case.servers = server;
     for ms in [11_000, 41_000] {
@@ -234,8 +238,8 @@ fn a_server_that_comes_and_goes_gains_no_time() {
     case.servers.clear();
     case.look(42_000, 9, ContextKind::Compute);
     case.ask(42_000, Some(&[]));
-    assert_eq!(case.look(51_750, 9, ContextKind::Compute), Access::Other);
-    assert_eq!(case.look(52_000, 9, ContextKind::Compute), Access::AroundMps);
+    assert_eq!(case.look(51_750, 9, ContextKind::Compute), ProcessAccess::Other);
+    assert_eq!(case.look(52_000, 9, ContextKind::Compute), ProcessAccess::AroundMps);
 }
 
 /// The daemon's question waits, because all threads are at daemons of others.
@@ -250,17 +254,17 @@ fn a_daemon_that_could_not_be_asked_was_not_silent() {
     case.bare(0);
     assert_eq!(postponed(&mut case, 0), (1, 1));
     assert_eq!(postponed(&mut case, 250), (1, 0), "it is counted once");
-    assert_eq!(case.bare(30_000), Access::Other);
+    assert_eq!(case.bare(30_000), ProcessAccess::Other);
     // From the question on it is given as long as any other.
     assert!(case.ask(30_000, None));
-    assert_eq!(case.bare(39_750), Access::Other);
+    assert_eq!(case.bare(39_750), ProcessAccess::Other);
     assert_eq!(postponed(&mut case, 39_750), (1, 1));
-    assert_eq!(case.bare(40_000), Access::AroundMps, "it was asked, and said nothing");
+    assert_eq!(case.bare(40_000), ProcessAccess::AroundMps, "it was asked, and said nothing");
     // Another process of the claim, for which it was not asked.
-    assert_eq!(case.look(50_000, 3, ContextKind::Compute), Access::Other);
-    assert_eq!(case.look(65_000, 3, ContextKind::Compute), Access::Other);
+    assert_eq!(case.look(50_000, 3, ContextKind::Compute), ProcessAccess::Other);
+    assert_eq!(case.look(65_000, 3, ContextKind::Compute), ProcessAccess::Other);
     assert!(case.ask(65_000, Some(&[3])));
-    assert_eq!(case.look(65_250, 3, ContextKind::Compute), Access::Other, "it is a client");
+    assert_eq!(case.look(65_250, 3, ContextKind::Compute), ProcessAccess::Other, "it is a client");
 }
 
 #[test]
@@ -272,11 +276,11 @@ fn busy_daemons_of_others_excuse_nobody_for_ever() {
         }
         case.bare(0);
         for ms in [0, 60_000, 119_750] {
-            assert_eq!(case.bare(ms), Access::Other);
+            assert_eq!(case.bare(ms), ProcessAccess::Other);
             let due = case.detours.due(at(ms));
             case.detours.postpone(&due, at(ms));
         }
-        let expected = if is_listed { Access::AroundMps } else { Access::Other };
+        let expected = if is_listed { ProcessAccess::AroundMps } else { ProcessAccess::Other };
         assert_eq!(case.bare(120_000), expected);
     }
 }
@@ -333,8 +337,8 @@ fn who_waits_has_its_turn_in_order_and_daemons_that_are_always_busy_come_last() 
 fn where_nvml_does_not_tell_clients_nobody_goes_around_mps() {
     for context in [ContextKind::ComputeOfUnknownKind, ContextKind::Graphics] {
         let mut case = Case::new();
-        assert_eq!(case.look(0, 1, context), Access::Other);
+        assert_eq!(case.look(0, 1, context), ProcessAccess::Other);
         assert!(!case.ask(0, Some(&[])));
-        assert_eq!(case.look(60_000, 1, context), Access::Other);
+        assert_eq!(case.look(60_000, 1, context), ProcessAccess::Other);
     }
 }
