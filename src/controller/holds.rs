@@ -364,8 +364,8 @@ impl Holds {
         counted
     }
 
-    /// What time brings, and what was wanted. `worth`: what a GPU is kept for that is not held for good. `standing`: how the hold of a GPU
-    /// stands in the API.
+    /// What time brings, and what was wanted. `worth`: what a GPU is kept for that is not held for good. `standing`: how
+    /// the hold of a GPU stands in the API.
     pub fn step(
         &mut self,
         now: Moment,

@@ -2,10 +2,10 @@
 //!
 //! Only differences are written. A slice that is missing (wiped by kubelet at its start or after 30 s without the
 //! plugin, or deleted by a user) is created again at once. A slice that another writer edited is repaired, at most
-//! once per [`PublicationPace::repair`]. Content that changes back and forth is written at most once per [`PublicationPace::content`],
-//! because each write makes the scheduler look at all waiting pods again. On stop the slices stay: kubelet wipes them
-//! if the plugin does not come back. Fields that the API server does not keep (shares, taints) are not sent again and
-//! again; see [`super::offering`].
+//! once per [`PublicationPace::repair`]. Content that changes back and forth is written at most once per
+//! [`PublicationPace::content`], because each write makes the scheduler look at all waiting pods again. On stop the
+//! slices stay: kubelet wipes them if the plugin does not come back. Fields that the API server does not keep (shares,
+//! taints) are not sent again and again; see [`super::offering`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,12 +1,14 @@
-//! Keeps the architecture: imports between modules, crates that each may name, sizes, a few habits, and links between
-//! pages. Reads text only. The plan is in `table`, the rules are in `rules`, `links` and `controller`, and each has a
-//! test here that it fires. A rule that only gets in the way is to be dropped, with a line that says why.
+//! Keeps the architecture: imports between modules, crates that each may name, names of types, sizes, a few habits, and
+//! links between pages. Reads text only. The plan is in `table`, the rules are in `rules`, `names`, `links` and
+//! `controller`, and each has a test here that it fires. A rule that only gets in the way is to be dropped, with a line
+//! that says why.
 
 #![allow(clippy::expect_used)]
 
 mod controller;
 mod lexer;
 mod links;
+mod names;
 mod rules;
 mod selftest;
 mod table;
@@ -28,6 +30,7 @@ fn the_architecture_is_kept() {
     let sources = sources();
     assert!(sources.len() > 30, "only {} Rust files found below {TOP}", sources.len());
     let mut findings: Vec<Finding> = sources.iter().flat_map(rules::check).collect();
+    findings.extend(names::check(&sources));
     findings.extend(rules::unused(&sources.iter().flat_map(rules::edges).collect()));
     let all = files(Path::new(TOP));
     let mut pages = BTreeMap::new();
