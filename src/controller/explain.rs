@@ -284,7 +284,7 @@ fn refuse_where_short(core: &mut Core, listing: &Listing, pod: &PodUid) {
     };
     let short: Vec<NodeName> =
         core.view.nodes().filter(|(_, state)| lacks(state)).map(|(name, _)| name.clone()).collect();
-    short.iter().for_each(|node| core.queue.exclude(pod, node, None, TURN));
+    short.iter().for_each(|node| core.queue.refusals.exclude(pod, node, None, TURN));
 }
 
 /// Decides in the controller's order until all of these pods have had their turn.

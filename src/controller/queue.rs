@@ -2,25 +2,19 @@
 //! Nodes that have refused a pod are left out for it for a while, longer each time. A pod that its scheduler keeps out
 //! is itself left out for a while, longer each time.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod refusals;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
 use crate::controller::Moment;
 use crate::controller::gang::{Minimum, Need, Obstacle, Placed};
+use crate::controller::queue::refusals::Refusals;
 use crate::controller::view::groups::Family;
-use crate::model::names::{NodeName, PodUid};
-use crate::model::time::back_off;
+use crate::model::names::PodUid;
 
-/// First exclusion of a node for a pod; doubled each time, up to the last.
-const EXCLUDE_FIRST: Duration = Duration::from_secs(10);
-const EXCLUDE_LAST: Duration = Duration::from_secs(300);
-/// First pause of a pod that its scheduler did not bind; doubled each time, up to the last.
-const PAUSE_FIRST: Duration = Duration::from_secs(30);
-const PAUSE_LAST: Duration = Duration::from_secs(480);
-/// After so long without a refusal, an exclusion or a pause begins anew.
-const FORGET: Duration = Duration::from_secs(600);
 /// A gang of which nobody says how many start together is complete when no pod of it has come for so long. Who waits
 /// for a PodGroup is told after so long.
 const GANG_QUIET: Duration = Duration::from_secs(2);
@@ -86,8 +80,7 @@ pub struct Queue {
     pub patience: Patience,
     units: BTreeMap<UnitKey, Unit>,
     of_pods: BTreeMap<PodUid, UnitKey>,
-    excluded: BTreeMap<PodUid, BTreeMap<NodeName, Exclusion>>,
-    paused: BTreeMap<PodUid, Exclusion>,
+    pub refusals: Refusals,
 }
 
 #[derive(Debug)]
@@ -115,18 +108,6 @@ enum Left {
     Over,
     /// It was not tried, since others of its namespace come first.
     Behind,
-}
-
-#[derive(Debug, Clone)]
-struct Exclusion {
-    times: u32,
-    until: Moment,
-    over: bool,
-    /// Of a node: it counts again, since no other was left.
-    open: bool,
-    /// Of a node: the zone that it is in, until no other zone is left. What keeps a pod off a node often keeps it off its
-    /// neighbours.
-    zone: Option<Box<str>>,
 }
 
 /// A unit whose turn it is.
@@ -195,7 +176,7 @@ impl Queue {
     pub fn add(&mut self, pod: &PodUid, key: UnitKey, waiter: Waiter, now: Moment) {
         if self.of_pods.get(pod).is_some_and(|old| *old != key) {
             self.remove(pod);
-            self.paused.remove(pod);
+            self.refusals.end_pause(pod);
         }
         let unit = self.units.entry(key.clone()).or_insert_with(|| Unit::new(now));
         if unit.pods.get(pod) != Some(&waiter) {
@@ -203,7 +184,7 @@ impl Queue {
                 unit.grown = now;
             } else {
                 // What it asks for, or what its group says, is another now.
-                self.paused.remove(pod);
+                self.refusals.end_pause(pod);
             }
             unit.pods.insert(pod.clone(), waiter);
             unit.forget_trial(pod);
@@ -225,8 +206,7 @@ impl Queue {
     /// The pod is gone for good.
     pub fn forget(&mut self, pod: &PodUid) {
         self.remove(pod);
-        self.excluded.remove(pod);
-        self.paused.remove(pod);
+        self.refusals.forget(pod);
     }
 
     pub fn contains(&self, pod: &PodUid) -> bool {
@@ -256,7 +236,8 @@ impl Queue {
     /// Units in order, and the pods of a unit one by one where each starts by itself. `placed`: which pods of a gang are
     /// placed already.
     pub fn turns(&self, now: Moment, placed: impl Fn(&UnitKey) -> Placed) -> Vec<Turn> {
-        let awake = self.units.iter().filter(|(_, unit)| self.paused_until(unit, now).is_none());
+        let awake =
+            self.units.iter().filter(|(_, unit)| self.refusals.paused_until(unit.pods.keys(), now).is_none());
         let starts = awake.map(|(key, unit)| (key, unit, unit.start(key, &placed(key), now)));
         let mut units: Vec<(&UnitKey, &Unit, Start)> =
             starts.filter(|(_, _, start)| !matches!(start, Start::NotYet)).collect();
@@ -281,7 +262,7 @@ impl Queue {
     /// already.
     pub fn gathering(&self, now: Moment, placed: impl Fn(&UnitKey) -> Placed) -> Vec<Gathering> {
         let one = |(key, unit): (&UnitKey, &Unit)| {
-            if let Some(until) = self.paused_until(unit, now) {
+            if let Some(until) = self.refusals.paused_until(unit.pods.keys(), now) {
                 return Some(Gathering { pods: unit.in_order(), lacks: Lacks::Paused(until) });
             }
             let placed = placed(key);
@@ -374,108 +355,14 @@ impl Queue {
         }
     }
 
-    /// A node has refused a pod. `zone`: the one that it is in, if others are to be tried first.
-    pub fn exclude(&mut self, pod: &PodUid, node: &NodeName, zone: Option<&str>, now: Moment) {
-        let of_pod = self.excluded.entry(pod.clone()).or_default();
-        let times = of_pod.get(node).filter(|one| now < one.until + FORGET).map_or(0, |one| one.times);
-        let until = now + back_off(EXCLUDE_FIRST, times + 1, EXCLUDE_LAST);
-        let times = times.saturating_add(1).min(16);
-        let zone = zone.map(Into::into);
-        of_pod.insert(node.clone(), Exclusion { times, until, over: false, open: false, zone });
-    }
-
-    /// A pod was not bound though it had its share: it keeps no GPU for a while.
-    pub fn pause(&mut self, pod: &PodUid, now: Moment) {
-        let before = self.paused.get(pod).filter(|one| now < one.until + FORGET);
-        if before.is_some_and(|one| now < one.until) {
-            return;
-        }
-        let times = before.map_or(0, |one| one.times);
-        let until = now + back_off(PAUSE_FIRST, times + 1, PAUSE_LAST);
-        let times = times.saturating_add(1).min(16);
-        let pause = Exclusion { times, until, over: false, open: false, zone: None };
-        self.paused.insert(pod.clone(), pause);
-    }
-
-    /// Until when a unit is left out: its pods start together, so the last of their pauses counts.
-    fn paused_until(&self, unit: &Unit, now: Moment) -> Option<Moment> {
-        if self.paused.is_empty() {
-            return None;
-        }
-        let pauses = unit.pods.keys().filter_map(|pod| self.paused.get(pod)).map(|one| one.until);
-        pauses.filter(|until| *until > now).max()
-    }
-
-    /// True if a node is open again to a pod, since this was last asked.
-    pub fn expire(&mut self, now: Moment) -> bool {
-        let mut any = false;
-        for one in self
-            .excluded
-            .values_mut()
-            .flat_map(BTreeMap::values_mut)
-            .chain(self.paused.values_mut())
-            .filter(|one| !one.over && one.until <= now)
-        {
-            one.over = true;
-            any = true;
-        }
-        self.excluded.retain(|_, of_pod| {
-            of_pod.retain(|_, one| now < one.until + FORGET);
-            !of_pod.is_empty()
-        });
-        self.paused.retain(|_, one| now < one.until + FORGET);
-        any
-    }
-
-    /// Nodes that have refused the pod: for a time each, and then until the pod has no place on any other.
-    pub fn excluded(&self, pod: &PodUid, now: Moment) -> BTreeSet<&NodeName> {
-        let of_pod = self.excluded.get(pod).into_iter().flatten();
-        of_pod.filter(|(_, one)| one.until > now || !one.open).map(|(node, _)| node).collect()
-    }
-
-    /// Something but room may keep the pod from a share: a node has refused it, or its scheduler has left it alone.
-    pub fn is_kept_from_nodes(&self, pod: &PodUid) -> bool {
-        self.excluded.contains_key(pod) || self.paused.contains_key(pod)
-    }
-
-    /// Zones with a node that has refused the pod: until the pod has no place in any other.
-    pub fn excluded_zones(&self, pod: &PodUid) -> BTreeSet<&str> {
-        let of_pod = self.excluded.get(pod).into_iter().flat_map(BTreeMap::values);
-        of_pod.filter_map(|one| one.zone.as_deref()).collect()
-    }
-
-    /// There is no other place for these pods: zones with nodes that refused them count again, and then nodes that did so
-    /// a while ago. False: there are none.
-    pub fn reopen(&mut self, pods: &[PodUid], now: Moment) -> bool {
-        let mut any = false;
-        for pod in pods {
-            let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
-            of_pod.for_each(|one| any |= one.zone.take().is_some());
-        }
-        if any {
-            return true;
-        }
-        for pod in pods {
-            let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
-            for one in of_pod.filter(|one| one.until <= now && !one.open) {
-                one.open = true;
-                any = true;
-            }
-        }
-        any
-    }
-
     /// When time alone will let something be tried again.
     pub fn next(&self, now: Moment) -> Option<Moment> {
-        let exclusions = self.excluded.iter().filter(|(pod, _)| self.of_pods.contains_key(pod));
-        let exclusions = exclusions.flat_map(|(_, of_pod)| of_pod.values()).map(|one| one.until);
+        let refusals = self.refusals.ends(|pod| self.of_pods.contains_key(pod));
         let quiet = |(key, unit): &(&UnitKey, &Unit)| {
             matches!(key, UnitKey::Gang { .. }) || matches!(unit.minimum(), Minimum::None(_))
         };
         let gangs = self.units.iter().filter(quiet).map(|(_, unit)| unit.grown + GANG_QUIET);
-        let pauses = self.paused.iter().filter(|(pod, _)| self.of_pods.contains_key(pod));
-        let pauses = pauses.map(|(_, one)| one.until);
-        exclusions.chain(gangs).chain(pauses).filter(|due| *due > now).min()
+        refusals.chain(gangs).filter(|due| *due > now).min()
     }
 }
 

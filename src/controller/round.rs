@@ -19,7 +19,7 @@ impl Core {
         self.review_marked(now);
         self.reevaluate_gpus(now);
         self.reclaim_unused(now);
-        if self.queue.expire(now) {
+        if self.queue.refusals.expire(now) {
             self.capacity.news();
         }
         self.decide(now, &mut round);
@@ -128,7 +128,7 @@ impl Core {
     /// Tries a unit; where there is no place, also in zones, and then on nodes, that refused its pods a while ago.
     fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut placed = self.place_beside(turn, now);
-        while placed.is_err() && self.queue.reopen(&turn.pods, now) {
+        while placed.is_err() && self.queue.refusals.reopen(&turn.pods, now) {
             placed = self.place_beside(turn, now);
         }
         self.pay(turn);

@@ -158,7 +158,7 @@ impl Core {
         let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
         let pods = self.view.claim(key).into_iter().flat_map(|claim| self.view.pods_of(claim));
         for pod in pods.filter(refused) {
-            self.queue.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
+            self.queue.refusals.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
             self.recorder.taken_back(pod, node, now);
         }
     }

@@ -372,7 +372,7 @@ impl Core {
             // Two places at once are none.
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
-        let for_now = self.queue.excluded(&pod.at.uid, now).into_iter().cloned().collect();
+        let for_now = self.queue.refusals.excluded(&pod.at.uid, now).into_iter().cloned().collect();
         let closed = [Arc::new(for_now), self.capacity.full()].into_iter().chain(shut);
         Nodes::Except(closed.filter(|nodes| !nodes.is_empty()).collect())
     }
@@ -386,7 +386,7 @@ impl Core {
         let barred = self.barred_nodes(pod);
         let without = self.ports_taken(pod);
         let apart = self.kept_off(pod);
-        let out = self.queue.excluded(pod, now).into_iter().cloned().collect();
+        let out = self.queue.refusals.excluded(pod, now).into_iter().cloned().collect();
         Nodes::Except([Arc::new(out), barred, without].into_iter().chain(apart).collect())
     }
 
@@ -405,7 +405,7 @@ impl Core {
     /// last, which is looked up for each pod.
     pub(super) fn is_judged(&self, pod: &PodUid) -> bool {
         let is_looked_up = self.view.ports_of(pod).is_some() || self.view.terms_of(pod).is_some();
-        if is_looked_up || !self.queue.excluded_zones(pod).is_empty() {
+        if is_looked_up || !self.queue.refusals.excluded_zones(pod).is_empty() {
             return false;
         }
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
@@ -542,7 +542,7 @@ fn ports_taken(
 
 /// Nodes of zones with a node that has refused the pod, as long as there may be a place in others.
 fn shunned(pod: &PodUid, view: &ClusterView, queue: &Queue, index: &mut Index) -> Arc<BTreeSet<NodeName>> {
-    let zones = queue.excluded_zones(pod);
+    let zones = queue.refusals.excluded_zones(pod);
     if zones.is_empty() {
         return Arc::default();
     }

@@ -74,7 +74,7 @@ impl Core {
         }
         for pod in self.queue.pods().filter_map(|pod| self.view.pod(pod)) {
             let group = self.in_order_of_age(pod).and_then(|group| groups.get_mut(&group));
-            if let Some(group) = group.filter(|_| !self.queue.is_kept_from_nodes(&pod.at.uid)) {
+            if let Some(group) = group.filter(|_| !self.queue.refusals.is_kept_from_nodes(&pod.at.uid)) {
                 group.waiting.push(pod);
             }
         }
@@ -122,9 +122,9 @@ impl Core {
         for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
             // Who starts pods by groups keeps out what is over a queue's limit, wherever it would go.
             if is_young && self.view.is_grouped(pod) {
-                self.queue.pause(&pod.at.uid, now);
+                self.queue.refusals.pause(&pod.at.uid, now);
             }
-            self.queue.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
+            self.queue.refusals.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
             self.recorder.moved(pod, node, &why, now);
         }
     }

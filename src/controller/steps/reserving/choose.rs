@@ -81,7 +81,7 @@ impl Core {
             let barred = self.barred_nodes(&part.pod);
             let without = self.ports_taken(&part.pod);
             let apart = self.kept_off(&part.pod);
-            let out = self.queue.excluded(&part.pod, now);
+            let out = self.queue.refusals.excluded(&part.pod, now);
             let open = |name: &&NodeName| match &part.nodes {
                 Nodes::Only(names) => names.contains(*name),
                 // Those that are full may not be once shares have ended.
