@@ -20,7 +20,7 @@ use tranche::model::gpu::{DriverVersions, Gpu, Health, Memory, MigMode, NodeGpus
 use tranche::model::names::{DRIVER, DeviceUuid, NodeName};
 use tranche::model::quantity::Bytes;
 use tranche::sharing::SharingPolicy;
-use tranche::slices::{Counters, Grantable, Offer, BoardParts, PublishOptions, ShareParts, Taints, desired};
+use tranche::slices::{BoardParts, Counters, Grantable, Offer, PublishOptions, ShareParts, Taints, desired};
 
 use crate::api::PATIENCE;
 
