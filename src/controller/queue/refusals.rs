@@ -32,6 +32,8 @@ struct Exclusion {
 pub struct Refusals {
     excluded: BTreeMap<PodUid, BTreeMap<NodeName, Exclusion>>,
     paused: BTreeMap<PodUid, Exclusion>,
+    /// Pods that have given their share to these older ones.
+    gave_way: BTreeMap<PodUid, BTreeSet<PodUid>>,
 }
 
 impl Refusals {
@@ -67,6 +69,16 @@ impl Refusals {
     pub(super) fn forget(&mut self, pod: &PodUid) {
         self.excluded.remove(pod);
         self.paused.remove(pod);
+        self.gave_way.remove(pod);
+    }
+
+    /// The pod's share is taken back for an older one.
+    pub fn gives_way(&mut self, pod: &PodUid, to: &PodUid) {
+        self.gave_way.entry(pod.clone()).or_default().insert(to.clone());
+    }
+
+    pub fn has_given_way(&self, pod: &PodUid, to: &PodUid) -> bool {
+        self.gave_way.get(pod).is_some_and(|older| older.contains(to))
     }
 
     /// Until when a unit of these pods is left out: they start together, so the last of their pauses counts.

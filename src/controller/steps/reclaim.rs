@@ -1,6 +1,6 @@
 //! Allocations of ours that nobody uses: their pod is gone, or cannot be bound where they are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::controller::Moment;
 use crate::controller::core::Core;
@@ -9,8 +9,14 @@ use crate::controller::steps::units::tried_by;
 use crate::controller::tracker::Because;
 use crate::controller::view::{Asks, Claim, Pod};
 use crate::model::claim::ClaimKey;
-use crate::model::names::NodeName;
+use crate::model::names::{NodeName, PodUid};
 use crate::select::untolerated;
+
+/// A pod that gives its share to an older one.
+struct GivesWay {
+    pod: PodUid,
+    to: PodUid,
+}
 
 /// Pods of one group of which the oldest is tried first.
 #[derive(Default)]
@@ -31,11 +37,15 @@ impl Core {
         for key in unused {
             let Some(claim) = self.view.claim(key) else { continue };
             let because = match self.why_unused(claim) {
-                Because::Young if give_way.contains(&key) => Because::Overtook,
+                Because::Young if give_way.contains_key(&key) => Because::Overtook,
                 because => because,
             };
-            if let Some(because) = self.tracker.judge(key, because, &self.rules, now) {
-                self.take_back(key, because, now);
+            match self.tracker.judge(key, because, &self.rules, now) {
+                Some(Because::Overtook) => {
+                    give_way.get(&key).into_iter().for_each(|pair| self.give_way(pair, now));
+                }
+                Some(because) => self.take_back(key, because, now),
+                None => {}
             }
         }
     }
@@ -61,7 +71,7 @@ impl Core {
     /// Unused claims of pods of which older ones of the same group wait, for the same and for nothing but room: their
     /// scheduler binds none of them before the oldest. The youngest give way, as many as wait. Pods of a gang that start
     /// together have their shares together, too.
-    fn overtakers(&self, unused: &[ClaimKey]) -> BTreeSet<ClaimKey> {
+    fn overtakers(&self, unused: &[ClaimKey]) -> BTreeMap<ClaimKey, GivesWay> {
         let mut groups: BTreeMap<(&str, &str), InOrder> = BTreeMap::new();
         for (key, claim) in unused.iter().filter_map(|key| Some((*key, self.view.claim(*key)?))) {
             for pod in self.view.pods_of(claim).filter(|pod| !pod.ending && pod.claims.len() == 1) {
@@ -70,7 +80,7 @@ impl Core {
             }
         }
         if groups.is_empty() {
-            return BTreeSet::new();
+            return BTreeMap::new();
         }
         for pod in self.queue.pods().filter_map(|pod| self.view.pod(pod)) {
             let group = self.in_order_of_age(pod).and_then(|group| groups.get_mut(&group));
@@ -79,16 +89,20 @@ impl Core {
             }
         }
         let age = |pod: &Pod| (pod.created, pod.at.uid.clone());
-        let mut give_way = BTreeSet::new();
+        let mut give_way = BTreeMap::new();
         for InOrder { mut waiting, mut placed } in groups.into_values() {
             waiting.sort_by_cached_key(|pod| age(pod));
             placed.sort_by_cached_key(|(pod, _)| std::cmp::Reverse(age(pod)));
             let pairs = waiting.into_iter().zip(placed);
             let overtaken = pairs.take_while(|(first, (pod, _))| age(first) < age(pod));
             let same = overtaken.filter(|(first, (pod, _))| {
-                self.asks_of(first) == self.asks_of(pod) && !self.view.is_being_bound(pod)
+                self.may_go_where(first, pod)
+                    && !self.view.is_being_bound(pod)
+                    && !self.queue.refusals.has_given_way(&pod.at.uid, &first.at.uid)
             });
-            give_way.extend(same.map(|(_, (_, key))| key));
+            let pair =
+                |first: &Pod, pod: &Pod| GivesWay { pod: pod.at.uid.clone(), to: first.at.uid.clone() };
+            give_way.extend(same.map(|(first, (pod, key))| (key, pair(first, pod))));
         }
         give_way
     }
@@ -99,6 +113,15 @@ impl Core {
         Some((&pod.at.namespace, &gang.name))
     }
 
+    /// What suits the one suits the other, and it is no less urgent.
+    fn may_go_where(&self, first: &Pod, pod: &Pod) -> bool {
+        self.asks_of(first) == self.asks_of(pod)
+            && first.priority >= pod.priority
+            && (first.room, &first.demands, &first.resources) == (pod.room, &pod.demands, &pod.resources)
+            && self.view.terms_of(&first.at.uid) == self.view.terms_of(&pod.at.uid)
+            && first.standing.labels == pod.standing.labels
+    }
+
     fn asks_of(&self, pod: &Pod) -> Vec<Option<&Asks>> {
         let claims = pod.claims.iter().map(|claim| self.view.claim_named(&pod.at.namespace, claim));
         claims.map(|claim| claim.map(|claim| &claim.asks)).collect()
@@ -106,10 +129,6 @@ impl Core {
 
     fn take_back(&mut self, key: ClaimKey, because: Because, now: Moment) {
         let is_young = because == Because::Young;
-        if because == Because::Overtook {
-            self.give_way(key, now);
-            return;
-        }
         let why = match because {
             Because::Unfit(why) => why,
             Because::Young => "the scheduler has not bound the pod to it".to_owned(),
@@ -129,10 +148,10 @@ impl Core {
         }
     }
 
-    /// Its share is the older pod's, which comes first when both wait.
-    fn give_way(&mut self, key: ClaimKey, now: Moment) {
-        let Some(claim) = self.view.claim(key) else { return };
-        for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
+    /// The share is the older pod's, which comes first when both wait. Once: if that pod does not take it, nothing is gained.
+    fn give_way(&mut self, pair: &GivesWay, now: Moment) {
+        self.queue.refusals.gives_way(&pair.pod, &pair.to);
+        if let Some(pod) = self.view.pod(&pair.pod) {
             self.recorder.gave_way(pod, now);
         }
     }
