@@ -1,5 +1,5 @@
 //! The allocator's index, kept in step with the view: what GPUs and nodes have, what of it is granted, and what
-//! is closed to shares.
+//! is closed to shares. `usage`: what the shares of each namespace come to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

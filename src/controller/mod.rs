@@ -3,9 +3,9 @@
 //! docs/architecture.md follows a claim through it. Pure, time being an argument:
 //! * [`view`]: what the API server has told, reduced; `classes`: whose claims are ours; `requests`, `wants`: what a claim asks for; `ask`: the same, as the
 //!   allocator is asked; `grant`: the answer, as an allocation says it
-//! * owners of state, each with private fields: `bounds` (what namespaces may have, and have), `capacity`, [`holds`],
-//!   [`queue`], `tracker`, `reserve` with `moves`, `preempt` (for whom pods end) with `holders` (who takes what of nodes) and `looks`,
-//!   `purse`, `pods` with `host_ports` (who has which port of nodes) and `neighbours` (who keeps whom off which nodes), `demand`, `gpus`, `node_filter`, `recorder`; [`core`]: all of
+//! * owners of state, each with private fields: `bounds` (what namespaces may have), `capacity` with `usage` (what they have), [`holds`] with `gpus`,
+//!   [`queue`] with `refusals`, `tracker`, `reserve` with `moves`, `preempt` (for whom pods end) with `holders` (who takes what of nodes) and `looks`,
+//!   `purse`, `pods` with `host_ports` (who has which port of nodes) and `neighbours` (who keeps whom off which nodes) and `demand`, `node_filter`, `recorder`; [`core`]: all of
 //!   them; `gang`: how many pods start together
 //! * `steps`: what reads and changes them; `round`: in which order; `multi_gpu`: shares of several GPUs in one claim
 //! * [`explain`]: why a claim waits, or where it went, for people who ask without a running controller; `status`: how

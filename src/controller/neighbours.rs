@@ -5,19 +5,22 @@
 //! pods a rule is about on each node is counted once and then kept up with what changes ([`LOG_MAX`]), for as long as the
 //! rule is remembered ([`RULES_MAX`]).
 
+mod avoiders;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::controller::view::ClusterView;
-use crate::feasible::{Count, Demands, Judged, Namespaces, Node, PodLabels, Term, Terms};
+use crate::feasible::{Count, Demands, Judged, Namespaces, Node, PodLabels, Terms};
 use crate::model::names::{NodeName, PodUid};
+use avoiders::Avoiders;
 use rules::NeighbourRule;
 
 /// Changes that are remembered. Who has not looked since before that counts anew.
 const LOG_MAX: usize = 4096;
-/// Rules that are remembered, and those that pods of one namespace asked for. With more it begins anew.
+/// Rules that are remembered, and those that pods of one namespace asked for. With more those of the namespace that has
+/// most are forgotten.
 const RULES_MAX: usize = 128;
 const RULES_OF_NAMESPACE_MAX: usize = 32;
 
@@ -77,22 +80,11 @@ struct Counted {
     ruled: Option<Ruled>,
 }
 
-/// Pods that have a term of anti-affinity.
-#[derive(Debug, Default)]
-struct Avoiders {
-    counts: Counts,
-    ruled: Option<Ruled>,
-}
-
 #[derive(Debug, Default)]
 pub struct Neighbours {
     /// By namespace. None: nobody has asked yet.
     all: Option<BTreeMap<Arc<str>, BTreeMap<PodUid, Neighbour>>>,
-    /// Of pods with anti-affinity.
-    apart: BTreeMap<PodUid, (NodeName, bool, Arc<Terms>)>,
-    avoiders: BTreeMap<Arc<Term>, Avoiders>,
-    /// The same by the namespace that they are about; under "" those that are about all.
-    avoiders_of: BTreeMap<Box<str>, BTreeSet<Arc<Term>>>,
+    avoiders: Avoiders,
     log: VecDeque<NeighbourChange>,
     /// Changes that are no longer in it.
     forgotten: u64,
@@ -117,11 +109,10 @@ impl Stirred {
             Namespaces::All => !all.is_empty(),
             Namespaces::These(names) => names.iter().any(|name| all.contains(&**name)),
         };
-        terms.near.iter().any(|term| in_these(&term.whom.namespaces, &self.came))
+        let in_either = |whom: &Namespaces| in_these(whom, &self.came) || in_these(whom, &self.left);
+        terms.near.iter().any(|term| in_either(&term.whom.namespaces))
             || terms.apart.iter().any(|term| in_these(&term.whom.namespaces, &self.left))
-            || terms.spread.iter().any(|one| {
-                in_these(&one.whom.namespaces, &self.came) || in_these(&one.whom.namespaces, &self.left)
-            })
+            || terms.spread.iter().any(|one| in_either(&one.whom.namespaces))
     }
 
     pub fn is_none(&self) -> bool {
@@ -165,7 +156,7 @@ impl Neighbours {
         terms: Option<&Arc<Terms>>,
     ) {
         let terms = terms.filter(|terms| !terms.apart.is_empty());
-        self.set_apart(pod, place.as_ref().zip(terms));
+        self.avoiders.set(namespace, pod, place.as_ref().zip(terms));
         let (came, left) = self.note(namespace, pod, place);
         if let Some((name, _)) = self.all.as_ref().and_then(|all| all.get_key_value(namespace)) {
             self.stirred.came.extend(came.then(|| name.clone()));
@@ -184,7 +175,7 @@ impl Neighbours {
         terms: Option<&Arc<Terms>>,
     ) {
         let terms = terms.filter(|terms| !terms.apart.is_empty());
-        self.set_apart(pod, place.as_ref().zip(terms));
+        self.avoiders.set(namespace, pod, place.as_ref().zip(terms));
         self.note(namespace, pod, place);
     }
 
@@ -219,48 +210,9 @@ impl Neighbours {
         (came, left)
     }
 
-    fn set_apart(&mut self, pod: &PodUid, place: Option<(&Neighbour, &Arc<Terms>)>) {
-        let known = self.apart.get(pod).map(|(node, is_bound, terms)| (node, *is_bound, terms));
-        if known == place.map(|(place, terms)| (&place.node, place.is_bound, terms)) {
-            return;
-        }
-        if let Some((node, is_bound, terms)) = self.apart.remove(pod) {
-            terms.apart.iter().for_each(|term| self.leave(&node, is_bound, term));
-        }
-        let Some((place, terms)) = place else { return };
-        for term in &terms.apart {
-            if !self.avoiders.contains_key(term) {
-                self.index(term, |terms| terms.insert(term.clone()));
-            }
-            let avoiders = self.avoiders.entry(term.clone()).or_default();
-            add(&mut avoiders.counts, &place.node, place.is_bound);
-            avoiders.ruled = None;
-        }
-        self.apart.insert(pod.clone(), (place.node.clone(), place.is_bound, terms.clone()));
-    }
-
-    fn leave(&mut self, node: &NodeName, is_bound: bool, term: &Arc<Term>) {
-        let Some(avoiders) = self.avoiders.get_mut(term) else { return };
-        take(&mut avoiders.counts, node, is_bound);
-        avoiders.ruled = None;
-        if avoiders.counts.is_empty() {
-            self.avoiders.remove(term);
-            self.index(term, |terms| terms.remove(term));
-        }
-    }
-
-    fn index(&mut self, term: &Term, change: impl Fn(&mut BTreeSet<Arc<Term>>) -> bool) {
-        let mut of = |namespace: &str| {
-            let terms = self.avoiders_of.entry(namespace.into()).or_default();
-            change(terms);
-            if terms.is_empty() {
-                self.avoiders_of.remove(namespace);
-            }
-        };
-        match &term.whom.namespaces {
-            Namespaces::All => of(""),
-            Namespaces::These(names) => names.iter().for_each(|name| of(name)),
-        }
+    /// Terms of pods that were not followed when they came to a place, as there were too many.
+    pub fn unfollowed(&self) -> u64 {
+        self.avoiders.unfollowed()
     }
 
     /// A node has come, gone or changed.
@@ -280,32 +232,10 @@ impl Neighbours {
         for rule in NeighbourRule::of(asker) {
             found.push(self.ruled(rule, asker.namespace, view, &mut ticks));
         }
-        let mut terms = Vec::new();
-        for of in ["", asker.namespace] {
-            for term in self.avoiders_of.get(of).into_iter().flatten() {
-                ticks += POD_TICKS + COMPARE_TICKS * term.whom.size();
-                if term.whom.are(asker.namespace, asker.labels) {
-                    terms.push(term.clone());
-                }
-            }
-        }
-        for term in terms {
-            found.extend(self.avoided(&term, view, &mut ticks));
-        }
+        let by_others = self.avoiders.judge(asker, view, &mut ticks);
+        found.extend(by_others.into_iter().map(|judged| Ruled::of(judged, view, self.nodes, &mut ticks)));
         found.retain(|ruled| !ruled.nodes.is_empty());
         (found, ticks)
-    }
-
-    fn avoided(&mut self, term: &Arc<Term>, view: &ClusterView, ticks: &mut u64) -> Option<Ruled> {
-        let avoiders = self.avoiders.get_mut(term)?;
-        if let Some(ruled) = avoiders.ruled.as_ref().filter(|ruled| ruled.seen == self.nodes) {
-            return Some(ruled.clone());
-        }
-        *ticks += NODE_TICKS * avoiders.counts.len() as u64;
-        let judged = Judged::apart(term, true, on(&avoiders.counts, view));
-        let ruled = Ruled::of(judged, view, self.nodes, ticks);
-        avoiders.ruled = Some(ruled.clone());
-        Some(ruled)
     }
 
     fn ruled(&mut self, rule: NeighbourRule, namespace: &str, view: &ClusterView, ticks: &mut u64) -> Ruled {
@@ -372,7 +302,10 @@ impl Neighbours {
             self.rules.retain(|_, counted| counted.namespace != namespace);
         }
         if self.rules.len() >= RULES_MAX {
-            self.rules.clear();
+            let mut of = BTreeMap::<&str, usize>::new();
+            self.rules.values().for_each(|counted| *of.entry(&counted.namespace).or_default() += 1);
+            let most = of.into_iter().max_by_key(|(_, rules)| *rules).map(|(name, _)| name.to_owned());
+            self.rules.retain(|_, counted| most.as_ref() != Some(&counted.namespace));
         }
     }
 }

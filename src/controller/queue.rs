@@ -1,6 +1,5 @@
 //! Which pods wait, and in which order they are looked at: by priority, then by age. Pods of a gang are one unit.
-//! Nodes that have refused a pod are left out for it for a while, longer each time. A pod that its scheduler keeps out
-//! is itself left out for a while, longer each time.
+//! `refusals`: which nodes have refused a pod, and which pods their scheduler leaves alone.
 
 mod refusals;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PodAffinityTerm, PodSpec, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use thiserror::Error;
 
 use super::{Demands, Node, Unfit, affinity, taint};
 use crate::model::named::Named;
@@ -19,6 +20,10 @@ pub type PodLabels = Named<str, str>;
 /// Bytes of a pod's terms, an entry counting [`ENTRY`] beside its text: people write some hundred.
 const BYTES_MAX: usize = 16 << 10;
 const ENTRY: usize = 64;
+/// Required terms of a pod, of affinity and anti-affinity, and its constraints that are required. Each is looked up when
+/// the pod is placed; people write one or two.
+const TERMS_MAX: usize = 16;
+const CONSTRAINTS_MAX: usize = 8;
 /// The label that the API server gives each namespace: its name.
 const NAME_OF_NAMESPACE: &str = "kubernetes.io/metadata.name";
 const DO_NOT_SCHEDULE: &str = "DoNotSchedule";
@@ -98,12 +103,15 @@ pub struct Count {
     pub placed: u32,
 }
 
-/// What is not read: a pod's terms have so many bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooLarge(pub usize);
-
-impl TooLarge {
-    pub const MAX: usize = BYTES_MAX;
+/// Why a pod's terms are not read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum TooLarge {
+    #[error("have {0} bytes ({ENTRY} more for each entry), and {BYTES_MAX} are read at most")]
+    Bytes(usize),
+    #[error(
+        "are {terms} terms and {constraints} constraints, and {TERMS_MAX} and {CONSTRAINTS_MAX} are read at most"
+    )]
+    Many { terms: usize, constraints: usize },
 }
 
 impl Selector {
@@ -202,6 +210,11 @@ impl Namespaces {
         Some(Self::These(names.into_iter().map(Into::into).collect()))
     }
 
+    /// It is this one and no other.
+    pub fn are_only(&self, name: &str) -> bool {
+        matches!(self, Self::These(names) if matches!(&**names, [one] if **one == *name))
+    }
+
     pub fn have(&self, name: &str) -> bool {
         match self {
             Self::All => true,
@@ -224,6 +237,11 @@ impl Whom {
 }
 
 impl Term {
+    /// The label of nodes whose values are the domains.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// None: it cannot be read here.
     fn of(term: &PodAffinityTerm, namespace: &str) -> Option<Self> {
         let namespaces = Namespaces::of(term, namespace)?;
@@ -270,7 +288,11 @@ impl Terms {
         let of_terms = near.iter().chain(apart).map(bytes_of_term).sum::<usize>();
         let bytes = of_terms + spread.iter().map(|one| bytes_of_spread(one)).sum::<usize>();
         if bytes > BYTES_MAX {
-            return Err(TooLarge(bytes));
+            return Err(TooLarge::Bytes(bytes));
+        }
+        let (terms, constraints) = (near.len() + apart.len(), spread.len());
+        if terms > TERMS_MAX || constraints > CONSTRAINTS_MAX {
+            return Err(TooLarge::Many { terms, constraints });
         }
         let read = |term: &PodAffinityTerm| Term::of(term, namespace);
         // Each belongs to the others: a node in no domain of one is in none of any.
@@ -361,24 +383,45 @@ pub enum Judged {
 }
 
 impl Judged {
-    /// `on`: nodes with pods that the term is about, or where `by_others` pods that have it.
-    pub fn apart<'a>(term: &Term, by_others: bool, on: impl Iterator<Item = (&'a Node, Count)>) -> Self {
-        let mut domains = BTreeMap::<Box<str>, u32>::new();
-        for (node, count) in on {
-            let Some(value) = node.labels.get(&*term.key) else { continue };
+    /// `on`: nodes with pods that the term is about.
+    pub fn apart<'a>(term: &Term, on: impl Iterator<Item = (&'a Node, Count)>) -> Self {
+        let domains = BTreeMap::new();
+        let mut judged = Self::Apart { key: term.key.clone(), domains, by_others: false };
+        judged.add_domains(on);
+        judged
+    }
+
+    /// Of the same label as the term, and of no domain yet.
+    pub fn by_others(term: &Term) -> Self {
+        Self::Apart { key: term.key.clone(), domains: BTreeMap::new(), by_others: true }
+    }
+
+    /// `on`: nodes with pods that a term of the same label is about, or where it is by others pods that have it.
+    pub fn add_domains<'a>(&mut self, on: impl Iterator<Item = (&'a Node, Count)>) {
+        let Self::Apart { key, domains, .. } = self else { return };
+        for (node, count) in on.filter(|(_, count)| !count.is_none()) {
+            let Some(value) = node.labels.get(&**key) else { continue };
             let all = domains.entry(value.into()).or_default();
             *all = all.saturating_add(count.all());
         }
-        domains.retain(|_, count| *count > 0);
-        Self::Apart { key: term.key.clone(), domains, by_others }
     }
 
-    /// `on`: nodes with pods that all terms are about. `is_own`: the pod is one of those itself. Else who is placed and not
-    /// bound does not count: kube-scheduler would not find it there yet.
-    pub fn near<'a>(terms: &[Term], is_own: bool, on: impl Iterator<Item = (&'a Node, Count)>) -> Self {
+    /// It has something against a node.
+    pub fn has_domains(&self) -> bool {
+        !matches!(self, Self::Apart { domains, .. } if domains.is_empty())
+    }
+
+    /// `on`: nodes with pods that all terms are about. `is_own`: the pod is one of those itself. `together`: it starts with
+    /// others, maybe with those. Else who is placed and not bound does not count: kube-scheduler would not find it there yet.
+    pub fn near<'a>(
+        terms: &[Term],
+        (is_own, together): (bool, bool),
+        on: impl Iterator<Item = (&'a Node, Count)>,
+    ) -> Self {
         let mut domains = BTreeSet::new();
         for (node, count) in on {
-            if count.bound == 0 && (!is_own || count.placed == 0) {
+            let counts_placed = is_own || together;
+            if count.bound == 0 && (!counts_placed || count.placed == 0) {
                 continue;
             }
             let values =

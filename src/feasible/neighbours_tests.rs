@@ -55,11 +55,11 @@ fn open(pod: &Value, own: &Value, others: &[Other<'_>]) -> (Vec<String>, Vec<Str
     };
     let mut judged = Vec::new();
     for term in &terms.apart {
-        judged.push(Judged::apart(term, false, count(&|one| term.whom.are("ml", one))));
+        judged.push(Judged::apart(term, count(&|one| term.whom.are("ml", one))));
     }
     if !terms.near.is_empty() {
         let all = count(&|one| terms.near.iter().all(|term| term.whom.are("ml", one)));
-        judged.push(Judged::near(&terms.near, terms.is_near_itself("ml", &own), all));
+        judged.push(Judged::near(&terms.near, (terms.is_near_itself("ml", &own), false), all));
     }
     for (nth, one) in terms.spread.iter().enumerate() {
         let all = count(&|labelled| one.whom.are("ml", labelled));
@@ -337,9 +337,17 @@ fn selectors_mean_what_the_api_server_makes_of_them() {
 #[test]
 fn what_is_too_long_is_not_read_and_of_bound_pods_anti_affinity_alone_is() {
     let web = json!({"app": "web"});
-    let long: Vec<Value> = (0..200).map(|nth| term(HOST, &json!({"app": format!("web-{nth}")}))).collect();
-    let TooLarge(bytes) = Terms::of(&spec(&apart(json!(long))), "ml", &labels(&web)).unwrap_err();
-    assert!((TooLarge::MAX..40_000).contains(&bytes), "{bytes}");
+    let values: Vec<String> = (0..200).map(|nth| format!("web-{nth}")).collect();
+    let one_of = json!({"matchExpressions": [{"key": "app", "operator": "In", "values": values}]});
+    let long = json!([{"topologyKey": HOST, "labelSelector": one_of}, {"topologyKey": ZONE, "labelSelector": one_of}]);
+    let found = Terms::of(&spec(&apart(long)), "ml", &labels(&web)).unwrap_err();
+    assert!(matches!(found, TooLarge::Bytes(16_385..40_000)), "{found}");
+    let many = |count: usize| -> Vec<Value> {
+        (0..count).map(|nth| term(HOST, &json!({"app": format!("web-{nth}")}))).collect()
+    };
+    let found = Terms::of(&spec(&apart(json!(many(17)))), "ml", &labels(&web)).unwrap_err();
+    assert_eq!(found, TooLarge::Many { terms: 17, constraints: 0 });
+    assert_eq!(Terms::of(&spec(&apart(json!(many(16)))), "ml", &labels(&web)).unwrap().apart.len(), 16);
     let mut pod = apart(json!([term(HOST, &web)]));
     pod["affinity"]["podAffinity"] = required(&json!([term(ZONE, &web)]));
     pod["topologySpreadConstraints"] = json!([spread(ZONE, &json!({}))]);
@@ -385,8 +393,9 @@ fn the_reason_names_the_domain_with_numbers() {
     );
     let terms = Terms::of(&spec(&apart(json!([term(HOST, &web)]))), "ml", &PodLabels::default()).unwrap();
     let nodes = nodes();
-    let judged =
-        Judged::apart(&terms.apart[0], true, [(&nodes[0], Count { bound: 1, placed: 0 })].into_iter());
+    let mut judged = Judged::by_others(&terms.apart[0]);
+    assert!(!judged.has_domains());
+    judged.add_domains([(&nodes[0], Count { bound: 1, placed: 0 })].into_iter());
     let why = judged.why(&nodes[0]).unwrap().to_string();
     assert_eq!(why, "is in kubernetes.io/hostname=a0, where 1 pod has required anti-affinity to the pod");
 }

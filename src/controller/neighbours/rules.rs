@@ -11,7 +11,11 @@ use crate::feasible::{Count, Demands, Judged, Namespaces, Term, Terms, Whom};
 pub(super) enum NeighbourRule {
     Apart(Arc<Term>),
     /// All terms of its affinity, and whether they are about the pod itself.
-    Near(Arc<Terms>, bool),
+    Near {
+        terms: Arc<Terms>,
+        is_own: bool,
+        together: bool,
+    },
     /// The nth constraint.
     Spread {
         terms: Arc<Terms>,
@@ -28,7 +32,8 @@ impl NeighbourRule {
         let Some(terms) = asker.terms else { return Vec::new() };
         let mut all: Vec<Self> = terms.apart.iter().cloned().map(Self::Apart).collect();
         if !terms.near.is_empty() {
-            all.push(Self::Near(terms.clone(), terms.is_near_itself(asker.namespace, asker.labels)));
+            let is_own = terms.is_near_itself(asker.namespace, asker.labels);
+            all.push(Self::Near { terms: terms.clone(), is_own, together: asker.together });
         }
         let spread = terms.spread.iter().enumerate().map(|(nth, one)| Self::Spread {
             terms: terms.clone(),
@@ -45,7 +50,7 @@ impl NeighbourRule {
     fn whom(&self) -> impl Iterator<Item = &Whom> {
         let (one, near, spread) = match self {
             Self::Apart(term) => (Some(&term.whom), &[][..], None),
-            Self::Near(terms, _) => (None, &*terms.near, None),
+            Self::Near { terms, .. } => (None, &*terms.near, None),
             Self::Spread { terms, nth, .. } => (None, &[][..], terms.spread.get(*nth)),
         };
         let near = near.iter().map(|term| &term.whom);
@@ -79,8 +84,10 @@ impl NeighbourRule {
     pub fn judge(&self, counts: &Counts, view: &ClusterView, ticks: &mut u64) -> Judged {
         *ticks += NODE_TICKS * counts.len() as u64;
         match self {
-            Self::Apart(term) => Judged::apart(term, false, on(counts, view)),
-            Self::Near(terms, is_own) => Judged::near(&terms.near, *is_own, on(counts, view)),
+            Self::Apart(term) => Judged::apart(term, on(counts, view)),
+            Self::Near { terms, is_own, together } => {
+                Judged::near(&terms.near, (*is_own, *together), on(counts, view))
+            }
             Self::Spread { terms, nth, is_own, together, demands } => {
                 let mut looked = 0;
                 let nodes = view.nodes().filter_map(|(name, state)| {

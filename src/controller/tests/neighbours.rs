@@ -270,6 +270,85 @@ fn anti_affinity_of_others_counts_as_well() {
     cluster.check();
 }
 
+/// Without a share of its own, by naming a claim that another pod runs with: kube-scheduler finds it nowhere, and it may
+/// never be bound.
+#[test]
+fn a_pod_that_is_not_bound_keeps_no_pod_of_another_namespace_off() {
+    let mut cluster = cluster(&["a"], 1);
+    let theirs = |name: &str, more: Value| {
+        let pod = json!({"metadata": {"name": name, "namespace": "else"},
+            "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": "held"}]},
+            "status": {"phase": "Pending"}});
+        object::<k8s_openapi::api::core::v1::Pod>(both(&pod, &more))
+    };
+    let share_of = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "1Gi"});
+    cluster.put_claim(json!({"metadata": {"name": "held", "namespace": "else"}, "spec": {"devices": {
+        "requests": [{"name": "r", "exactly": {"deviceClassName": SHARED_CLASS}}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": share_of}}]}}}));
+    cluster.store_pod(theirs("runs", json!({})));
+    cluster.settle(LONG);
+    cluster.store_pod(theirs("runs", json!({"spec": {"nodeName": "node-a0"}})));
+    let all = json!({"topologyKey": HOST, "labelSelector": {}, "namespaceSelector": {}});
+    let avoids_all = affinity("podAntiAffinity", json!([all]));
+    cluster.store_pod(theirs("never-bound", avoids_all.clone()));
+    share(&mut cluster, "victim", &app("web"));
+    cluster.settle(LONG);
+    assert_eq!(node_of(&cluster, "victim").as_deref(), Some("node-a0"));
+    // Once it is bound it does, as kube-scheduler has it.
+    cluster.store_pod(theirs("never-bound", both(&avoids_all, &json!({"spec": {"nodeName": "node-a0"}}))));
+    share(&mut cluster, "late", &app("web"));
+    cluster.settle(LONG);
+    assert_eq!(node_of(&cluster, "late"), None);
+    cluster.check();
+}
+
+/// Others have to look through them.
+#[test]
+fn of_terms_about_pods_of_other_namespaces_so_many_are_followed() {
+    let mut cluster = cluster(&["a", "b"], 1);
+    for nth in 0..40 {
+        let theirs = json!({"metadata": {"name": format!("p{nth}"), "namespace": "else"},
+            "spec": {"containers": [{"name": "main"}], "nodeName": "node-a0"}, "status": {"phase": "Running"}});
+        let web = json!({"topologyKey": HOST, "namespaces": ["ml"], "labelSelector": {"matchLabels": {"app": format!("app-{nth}")}}});
+        let pod = both(&theirs, &affinity("podAntiAffinity", json!([web])));
+        cluster.store_pod(object(pod));
+    }
+    let there = json!({"spec": {"nodeSelector": {HOST: "node-a0"}}});
+    for (name, has_place) in [("app-0", false), ("app-31", false), ("app-39", true)] {
+        share(&mut cluster, name, &both(&app(name), &there));
+        cluster.settle(LONG);
+        assert_eq!(node_of(&cluster, name).is_some(), has_place, "{name}");
+    }
+    let troubles = cluster.core.recorder.take().1;
+    let told =
+        troubles.iter().filter(|one| one.contains("too many different terms of anti-affinity")).count();
+    assert_eq!(told, 1, "{troubles:?}");
+    cluster.check();
+}
+
+/// Whoever has the largest share comes first in a gang: here the worker.
+#[test]
+fn of_a_gang_pods_that_must_be_near_another_come_after_that_one() {
+    let mut cluster = cluster(&["a", "b"], 1);
+    let worker = both(&both(&app("worker"), &near(ZONE, "launcher")), &gang(3));
+    cluster.put_share("worker-0", json!({"memory": "20Gi"}), 1);
+    cluster.put_pod("worker-0", &["worker-0"], worker.clone());
+    share(&mut cluster, "worker-1", &worker);
+    cluster.settle(LONG);
+    share(&mut cluster, "launcher", &both(&app("launcher"), &gang(3)));
+    cluster.settle(LONG);
+    let all = ["launcher", "worker-0", "worker-1"].map(|name| node_of(&cluster, name));
+    assert!(all[0].is_some() && all.iter().all(|node| *node == all[0]), "{all:?}");
+    cluster.check();
+    // There is none: none of them starts.
+    let mut without = super::neighbours::cluster(&["a", "b"], 1);
+    let alone = both(&both(&app("worker"), &near(ZONE, "launcher")), &gang(2));
+    ["w-0", "w-1"].into_iter().for_each(|name| share(&mut without, name, &alone));
+    without.settle(LONG);
+    assert_eq!(["w-0", "w-1"].map(|name| node_of(&without, name)), [None, None]);
+    without.check();
+}
+
 /// A label can be changed: who had to stay apart need not any more.
 #[test]
 fn labels_that_change_and_pods_that_have_ended_are_noticed() {

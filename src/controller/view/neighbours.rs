@@ -93,7 +93,8 @@ impl Alike {
         }
         if let Some(terms) = rest.terms.as_ref().filter(|terms| self.terms.release(terms)) {
             self.bytes = self.bytes.saturating_sub(terms.bytes());
-            self.is_full = false;
+            // Where it is about as much all the time, it is told once.
+            self.is_full &= self.bytes > BYTES_MAX / 2;
         }
     }
 }
@@ -109,15 +110,12 @@ pub(super) fn terms(object: &core::Pod, pod: &Pod) -> Result<Option<Arc<Terms>>,
 }
 
 /// Tells of a pod that waits that its terms are not read.
-pub(super) fn too_large(pod: &Pod, TooLarge(bytes): TooLarge) -> Option<News> {
+pub(super) fn too_large(pod: &Pod, why: TooLarge) -> Option<News> {
     pod.demands.as_ref()?;
     Some(News::Trouble(format!(
-        "pod {}/{}: its required affinities to pods and topologySpreadConstraints have {bytes} bytes (64 more for each \
-         entry), and {} are read at most: it may be placed where these keep it off, until kube-scheduler refuses it \
-         there; write fewer terms and values",
-        pod.at.namespace,
-        pod.at.name,
-        TooLarge::MAX
+        "pod {}/{}: its required affinities to pods and topologySpreadConstraints {why}: it may be placed where these keep \
+         it off, until kube-scheduler refuses it there; write fewer terms and values",
+        pod.at.namespace, pod.at.name
     )))
 }
 

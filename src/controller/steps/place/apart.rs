@@ -1,6 +1,6 @@
 //! Other pods that keep a pod off nodes, by what they require of one another.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::trial::asks;
@@ -26,7 +26,13 @@ impl Core {
     pub(in crate::controller) fn note_neighbour(&mut self, uid: &PodUid, node: Option<&NodeName>) {
         let Some(pod) = self.view.pod(uid) else { return };
         let neighbour = node.and_then(|node| neighbour(pod, node));
+        let before = self.pods.neighbours.unfollowed();
         self.pods.neighbours.set(&pod.at.namespace, uid, neighbour, self.view.terms_of(uid));
+        if before == 0 && self.pods.neighbours.unfollowed() > 0 {
+            let words = "too many different terms of anti-affinity are about pods of other namespaces: other pods may be placed \
+                         where these keep them off, until kube-scheduler refuses them there";
+            self.recorder.trouble(format!("pod {}/{}: {words}", pod.at.namespace, pod.at.name));
+        }
     }
 
     /// As if a pod that has no place had this one. None: it has none again.
@@ -113,12 +119,23 @@ impl Core {
         let (asks, is_several) = asks(parts, nth);
         let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
         let mut refused = None;
-        for at in allocate::in_order(&self.capacity.index, &asks) {
-            match self.decide_next(&parts[at], asks[at].clone(), is_several, placed.is_empty()) {
+        let mut left: VecDeque<usize> = allocate::in_order(&self.capacity.index, &asks).into();
+        // How many were put behind the others since one was placed.
+        let (mut is_first, mut behind) = (true, 0);
+        while let Some(at) = left.pop_front() {
+            let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, is_first);
+            is_first = false;
+            match decided {
                 Ok(place) => {
                     self.assume(&parts[at].pod, Some(&place.node));
                     self.capacity.set_aside(Aside { places: vec![place.clone()], alone: is_several });
                     placed.push((at, place));
+                    behind = 0;
+                }
+                // Who it must be near may be one of those that come after it.
+                Err(_) if behind < left.len() && self.is_near_others(&parts[at].pod) => {
+                    left.push_back(at);
+                    behind += 1;
                 }
                 Err(explanation) => {
                     refused = Some(Explanation { gang: (placed.len(), parts.len()), ..explanation });
@@ -133,6 +150,10 @@ impl Core {
         placed.sort_by_key(|(at, _)| *at);
         let placements = placed.into_iter().map(|(_, place)| place).collect();
         refused.map_or(Ok(Decision { placements }), Err)
+    }
+
+    fn is_near_others(&self, pod: &PodUid) -> bool {
+        self.view.terms_of(pod).is_some_and(|terms| !terms.near.is_empty())
     }
 
     fn decide_next(
