@@ -135,7 +135,7 @@ fn used(path: &str, text: &str) -> Vec<(usize, String)> {
 }
 
 /// The module of the controller that a path in a file names, if it names one; of `crate::controller::view::Gpu` and of
-/// `super::view::Gpu` in `queue.rs` it is `view`.
+/// `super::view::PublishedGpu` in `queue.rs` it is `view`.
 fn of_controller(file: &str, path: &str) -> Option<String> {
     if let Some(below) = path.strip_prefix("crate::controller::") {
         return below.split("::").next().map(str::to_owned);
