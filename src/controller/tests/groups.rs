@@ -201,6 +201,8 @@ fn a_pod_of_kais_gives_its_share_to_an_older_one_of_its_group_that_has_none() {
     member(&mut other, "m1", &elsewhere);
     other.settle(10 * SECOND);
     assert_eq!(with(&other), [2, 3, 4, 5, 6]);
+    let words = told(&mut other).join("\n");
+    assert!(!words.contains("taken back"), "{words}");
     other.drop_pod("m1", true);
     other.put_share("m0", json!({"memory": "60Gi"}), 1);
     other.put_pod("m0", &["m0"], pod(0));
