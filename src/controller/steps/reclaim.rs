@@ -119,7 +119,6 @@ impl Core {
             && first.priority >= pod.priority
             && (first.room, &first.demands, &first.resources) == (pod.room, &pod.demands, &pod.resources)
             && self.view.terms_of(&first.at.uid) == self.view.terms_of(&pod.at.uid)
-            && first.standing.labels == pod.standing.labels
     }
 
     fn asks_of(&self, pod: &Pod) -> Vec<Option<&Asks>> {

@@ -164,7 +164,8 @@ fn the_first_of_kais_pods_are_the_oldest_whenever_they_come() {
 fn a_pod_of_kais_gives_its_share_to_an_older_one_of_its_group_that_has_none() {
     let pod = |nth: usize| {
         let created = format!("2026-08-01T10:00:{nth:02}Z");
-        json!({"metadata": {"annotations": {"pod-group-name": "g"}, "creationTimestamp": created},
+        let labels = json!({"batch.kubernetes.io/job-completion-index": nth.to_string()});
+        json!({"metadata": {"annotations": {"pod-group-name": "g"}, "creationTimestamp": created, "labels": labels},
             "spec": {"schedulerName": "kai-scheduler"}})
     };
     let with = |cluster: &Cluster| {
