@@ -155,9 +155,7 @@ impl Neighbours {
         place: Option<Neighbour>,
         terms: Option<&Arc<Terms>>,
     ) {
-        let terms = terms.filter(|terms| !terms.apart.is_empty());
-        self.avoiders.set(namespace, pod, place.as_ref().zip(terms));
-        let (came, left) = self.note(namespace, pod, place);
+        let (came, left) = self.put(namespace, pod, place, terms);
         if let Some((name, _)) = self.all.as_ref().and_then(|all| all.get_key_value(namespace)) {
             self.stirred.came.extend(came.then(|| name.clone()));
             self.stirred.left.extend(left.then(|| name.clone()));
@@ -174,9 +172,20 @@ impl Neighbours {
         place: Option<Neighbour>,
         terms: Option<&Arc<Terms>>,
     ) {
+        self.put(namespace, pod, place, terms);
+    }
+
+    /// Whether it has come somewhere, as one that is bound, and left.
+    fn put(
+        &mut self,
+        namespace: &str,
+        pod: &PodUid,
+        place: Option<Neighbour>,
+        terms: Option<&Arc<Terms>>,
+    ) -> (bool, bool) {
         let terms = terms.filter(|terms| !terms.apart.is_empty());
         self.avoiders.set(namespace, pod, place.as_ref().zip(terms));
-        self.note(namespace, pod, place);
+        self.note(namespace, pod, place)
     }
 
     /// Whether it has come somewhere, as one that is bound, and left.
