@@ -4,7 +4,7 @@
 //!
 //! [`Host`] is what the loops see of it; [`LocalHost`] is the real one. Tests wrap it to stop at any verb.
 //!
-//! May import: model, and cdi's plain data ([`crate::cdi::DriverFiles`]). May name: nix, std::fs, std::process.
+//! May import: model, and cdi's plain data ([`crate::cdi::DriverFiles`]). May name: nix, rustix, std::fs, std::process.
 
 pub mod boot;
 pub mod cgroup;
@@ -15,6 +15,7 @@ pub mod durable;
 pub mod lock;
 mod managed;
 pub mod memory;
+mod numbered;
 mod open_devices;
 pub mod process;
 pub mod program;

@@ -15,7 +15,7 @@
 //! What is listed may be gone when it is looked at, and elsewhere. A process in which that happens is looked at again, up to
 //! [`TRIES`] times. Of pods with processes that had ended, those that they have by now are looked at, as they are listed, up
 //! to [`LISTINGS`] times. A pod of which something was gone each time is told as unfinished. A program that starts others all
-//! the time is so only if one ends within the moment between its being listed and looked at, in each listing.
+//! the time is so only if one ends within the moment between its being listed ([`numbered`]) and looked at, in each listing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use super::cgroup::ProcessOwner;
 pub use super::descriptor::DeviceNumber;
 use super::descriptor::{self, DescriptorTable, Meaning, NoMeaning, device_at, have_one_table};
+use super::numbered::numbered;
 use super::process::{LocalProcesses, PodProcesses, Processes, is_gone};
 use crate::model::names::PodUid;
 
@@ -41,6 +42,8 @@ const FILES_MOST: usize = 1 << 20;
 const TRIES: u32 = 8;
 /// How often the processes of pods are listed again of which one had ended.
 const LISTINGS: u32 = 3;
+/// Processes that may end while one listing comes to them. A program that starts others all the time adds some to its end.
+const ENDED_MOST: u32 = 64;
 /// `CAP_SYS_ADMIN`
 const SYS_ADMIN: u64 = 1 << 21;
 
@@ -246,32 +249,8 @@ fn list_again(
             break;
         }
         pods.values_mut().for_each(|search| search.has_ended = false);
-        let Ok(listed) = fs::read_dir(&processes.root) else { return partly };
-        for entry in listed {
-            let begun = Instant::now();
-            if begun >= look.until {
-                return partly;
-            }
-            look.step();
-            // A listing that breaks off says nothing about anybody.
-            let Ok(entry) = entry else { return partly };
-            let Some(pid) = name(&entry.path()).and_then(|name| name.parse().ok()) else { continue };
-            if look.skipped.contains(&pid) {
-                look.pass_over(pid, &mut pods);
-                continue;
-            }
-            look.stands_at(pid);
-            let pod = match processes.owner(pid) {
-                Ok(Some(ProcessOwner::Pod { pod, .. })) => pod,
-                Ok(Some(ProcessOwner::Hidden)) | Err(_) => PodProcesses::UNTOLD.into(),
-                Ok(Some(ProcessOwner::Host) | None) => continue,
-            };
-            if let (Some(search), Some(left)) = (pods.get_mut(&pod), time.get_mut(&pod)) {
-                search.until = look.until.min(begun + *left);
-                search.also(&pod, pid);
-                *left = left.saturating_sub(begun.elapsed());
-            }
-        }
+        // A listing that breaks off says nothing about anybody.
+        let Some(()) = look_as_listed(processes, look, &mut pods, &mut time) else { return partly };
         pods.retain(|pod, search| match search.outcome() {
             SearchOutcome::Whole => {
                 look.finish(pod);
@@ -285,6 +264,56 @@ fn list_again(
         });
     }
     partly
+}
+
+/// Looks at the processes of these pods as they are listed, for the time that each pod has left. None: the listing could not
+/// be read to its end.
+fn look_as_listed(
+    processes: &LocalProcesses,
+    look: &FileLook,
+    pods: &mut BTreeMap<PodUid, PodSearch<'_>>,
+    time: &mut BTreeMap<PodUid, Duration>,
+) -> Option<()> {
+    let mut ended = 0;
+    for pid in numbered(&processes.root).ok()? {
+        let begun = Instant::now();
+        if begun >= look.until {
+            return None;
+        }
+        look.step();
+        let pid = pid.ok()?;
+        if look.skipped.contains(&pid) {
+            look.pass_over(pid, pods);
+            continue;
+        }
+        look.stands_at(pid);
+        let pod = match processes.owner(pid) {
+            Ok(Some(ProcessOwner::Pod { pod, .. })) => Some(pod),
+            Ok(Some(ProcessOwner::Hidden)) | Err(_) => Some(PodProcesses::UNTOLD.into()),
+            Ok(Some(ProcessOwner::Host)) => continue,
+            Ok(None) => None,
+        };
+        let has_ended = match pod {
+            Some(pod) => {
+                let (Some(search), Some(left)) = (pods.get_mut(&pod), time.get_mut(&pod)) else { continue };
+                search.until = look.until.min(begun + *left);
+                let is_there = search.also(&pod, pid);
+                *left = left.saturating_sub(begun.elapsed());
+                !is_there
+            }
+            // It may have been of any of them.
+            None => {
+                pods.values_mut().for_each(|search| search.has_ended = true);
+                true
+            }
+        };
+        ended += u32::from(has_ended);
+        if ended >= ENDED_MOST {
+            pods.values_mut().for_each(|search| search.has_ended = true);
+            break;
+        }
+    }
+    Some(())
 }
 
 /// Through one pod.
@@ -362,14 +391,20 @@ impl<'a> PodSearch<'a> {
         }
     }
 
-    /// The same of a process that was listed just now, unless it was looked at.
-    fn also(&mut self, pod: &PodUid, pid: u32) {
+    /// The same of a process that was listed just now, unless it was looked at. False: it had ended.
+    fn also(&mut self, pod: &PodUid, pid: u32) -> bool {
         match self.processes.started(pid) {
-            Ok(Some(started)) if self.looked_at.contains(&(pid, started)) => {}
+            Ok(Some(started)) if self.looked_at.contains(&(pid, started)) => true,
             // What is left of one that nobody has waited for.
-            Ok(None) if self.folder(pid).exists() => {}
-            Ok(None) => self.has_ended = true,
-            Ok(Some(_)) | Err(_) => self.one(pod, pid),
+            Ok(None) if self.folder(pid).exists() => true,
+            Ok(None) => {
+                self.has_ended = true;
+                false
+            }
+            Ok(Some(_)) | Err(_) => {
+                self.one(pod, pid);
+                self.folder(pid).exists()
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use super::cgroup::{self, ProcessOwner};
 use super::managed::{self, ManagedMemory};
+use super::numbered::numbered;
 use super::open_devices::{self, FileLook};
 use crate::model::names::PodUid;
 use crate::model::process::ProcessKey;
@@ -26,6 +27,9 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// The flag of a thread that is ending (the kernel's `linux/sched.h`).
 const PF_EXITING: u32 = 0x4;
+
+/// How often the threads of a process are listed of which some had ended before they were asked.
+const TRIES: u32 = 8;
 
 /// What is asked of the node's processes. Every verb blocks its thread, briefly.
 pub trait Processes: Send + Sync + 'static {
@@ -158,20 +162,29 @@ impl LocalProcesses {
         }
     }
 
-    /// The pod that one of the threads is of.
-    fn owner_of_threads(&self, pid: u32) -> io::Result<ProcessOwner> {
-        for thread in entries(&self.path(pid, "task"))? {
-            let owner = match Self::groups(&thread)? {
-                // It has just ended.
-                None => continue,
-                Some(ControlGroups::Hidden) => ProcessOwner::Hidden,
-                Some(ControlGroups::Named(text)) => cgroup::owner(&text),
-            };
-            if owner != ProcessOwner::Host {
-                return Ok(owner);
+    /// The pod that one of the threads is of; none if all have ended. Where some have ended each time, before they were
+    /// asked, nobody knows.
+    fn owner_of_threads(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
+        for _ in 0..TRIES {
+            let mut has_ended = false;
+            for thread in entries(&self.path(pid, "task"))? {
+                let owner = match Self::groups(&thread)? {
+                    None => {
+                        has_ended = true;
+                        continue;
+                    }
+                    Some(ControlGroups::Hidden) => ProcessOwner::Hidden,
+                    Some(ControlGroups::Named(text)) => cgroup::owner(&text),
+                };
+                if owner != ProcessOwner::Host {
+                    return Ok(Some(owner));
+                }
+            }
+            if !has_ended {
+                return Ok(Some(ProcessOwner::Host));
             }
         }
-        Ok(ProcessOwner::Host)
+        Ok(self.path(pid, "task").exists().then_some(ProcessOwner::Hidden))
     }
 
     /// The GPUs are, and no driver opens their device nodes.
@@ -212,7 +225,7 @@ impl Processes for LocalProcesses {
         let owner = cgroup::owner(&text);
         // In v1 a first thread that is ending, or has ended, is shown in no group, while the others go on in theirs.
         if owner == ProcessOwner::Host && cgroup::is_at_a_root(&text) && self.is_first_ending(pid)? {
-            return Ok(Some(self.owner_of_threads(pid)?));
+            return self.owner_of_threads(pid);
         }
         Ok(Some(owner))
     }
@@ -242,13 +255,12 @@ impl Processes for LocalProcesses {
 
     fn by_pod(&self, until: Instant) -> io::Result<PodProcesses> {
         let mut found = PodProcesses::default();
-        for entry in std::fs::read_dir(&self.root)? {
+        for pid in numbered(&self.root)? {
             if Instant::now() >= until {
                 let words = "there are more processes, or remains of some, than can be looked at in time";
                 return Err(io::Error::new(ErrorKind::TimedOut, words));
             }
-            let name = entry?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            let pid = pid?;
             // One process that cannot be read hides no other.
             let pids = match self.owner(pid) {
                 Ok(None | Some(ProcessOwner::Host)) => continue,
@@ -529,7 +541,8 @@ mod tests {
     #[test]
     fn a_process_whose_first_thread_has_ended_is_still_its_pods() {
         let (root, processes) = shown(4711, "Z", "/", 2);
-        assert_eq!(by_pod(&processes), PodProcesses::default());
+        let untold = || PodProcesses { untold: vec![4711], ..PodProcesses::default() };
+        assert_eq!(by_pod(&processes), untold(), "each thread that is listed has ended when it is asked");
         std::fs::write(root.path().join("4711/cgroup"), "8:pids:/\n1:name=systemd:/\n").unwrap();
         let thread = |group: &str| format!("8:pids:{group}\n1:name=systemd:{group}\n");
         let of = |number: u32| root.path().join(format!("4711/task/{number}/cgroup"));
@@ -538,7 +551,7 @@ mod tests {
         assert_eq!(by_pod(&processes), one());
         // Nor is it the host's where the others hide.
         hide(&of(4712));
-        assert_eq!(by_pod(&processes), PodProcesses { untold: vec![4711], ..PodProcesses::default() });
+        assert_eq!(by_pod(&processes), untold());
     }
 
     /// Closing files of a server that does not answer, the first thread ends for as long as that wants.

@@ -109,6 +109,7 @@ pub const OUTSIDE: &[(&str, Where)] = &[
     ("std::thread", Where::FromLayer(2)),
     ("std::env", Where::FromLayer(4)),
     ("nix", Where::Modules(&["host", "nvml", "supervisor", "daemon"])),
+    ("rustix", Where::Modules(&["host"])),
     ("socket2", Where::Modules(&["supervisor"])),
     ("nvml_wrapper", Where::Modules(&["nvml"])),
     ("nvml_wrapper_sys", Where::Modules(&["nvml"])),
