@@ -427,7 +427,8 @@ pub fn may_not(denied: &[Denied]) -> String {
 fn is_anothers(core: &Core, claim: &Claim, words: &str) -> bool {
     let own = claim.name();
     let pods = core.view.pods_of(claim);
-    let mut others = pods.flat_map(|pod| pod.claims.iter().map(move |name| (&pod.at.namespace, name)));
+    let mut others =
+        pods.flat_map(|pod| pod.requested.claims.iter().map(move |name| (&pod.at.namespace, name)));
     let about_policy = words.starts_with(&format!("annotation {POLICY}: "));
     others.any(|(namespace, name)| {
         let other = core.view.claim_named(namespace, name);
@@ -456,7 +457,7 @@ fn not_ready(core: &Core, listing: &Listing, claim: &Claim) -> Option<Answer> {
         return Some(waits(Because::Gated, words));
     }
     let name = &pod.at.name;
-    if pod.unnamed {
+    if pod.requested.unnamed {
         let words = format!(
             "pod {name} waits for claims that kube-controller-manager is to make from their templates; \
              `kubectl describe pod` tells why it does not"
@@ -464,7 +465,7 @@ fn not_ready(core: &Core, listing: &Listing, claim: &Claim) -> Option<Answer> {
         return Some(waits(Because::OtherClaims, words));
     }
     let view = &core.view;
-    let missing = pod.claims.iter().find(|one| view.claim_named(&pod.at.namespace, one).is_none());
+    let missing = pod.requested.claims.iter().find(|one| view.claim_named(&pod.at.namespace, one).is_none());
     if let Some(missing) = missing {
         let words = format!("pod {name} also names the claim {missing}, which does not exist; create it");
         return Some(waits(Because::OtherClaims, words));

@@ -95,7 +95,7 @@ fn no_struct_of_the_controller_has_grown_beyond_its_purpose() {
 fn most(path: &str) -> usize {
     match path {
         "metrics.rs" => 12,
-        path if path.starts_with("view/") => 14,
+        path if path.starts_with("view/") => 11,
         _ => FIELDS_MAX,
     }
 }

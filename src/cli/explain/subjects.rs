@@ -120,7 +120,7 @@ pub fn of_view(site: &ClusterSite, object: &Pod) -> Subjects {
     let uid = PodUid::new(object.metadata.uid.clone().unwrap_or_default());
     let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
     let pod = view.pod(&uid);
-    for name in pod.iter().flat_map(|pod| &pod.claims) {
+    for name in pod.iter().flat_map(|pod| &pod.requested.claims) {
         match view.claim_named(namespace, name) {
             Some(claim) => asked.subjects.push(Subject::Claim(claim.key)),
             None => {

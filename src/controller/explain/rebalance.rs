@@ -93,9 +93,9 @@ impl Core {
         let own = |name: &&String, namespace: &str| {
             self.view.claim_named(namespace, name).is_some_and(|claim| claim.is_shares())
         };
-        let claims = pods
-            .iter()
-            .map(|pod| pod.claims.iter().filter(|name| own(name, &pod.at.namespace)).cloned().collect());
+        let claims = pods.iter().map(|pod| {
+            pod.requested.claims.iter().filter(|name| own(name, &pod.at.namespace)).cloned().collect()
+        });
         let claims = claims.collect();
         HelpedUnit { gang, claims, pods: pods.into_iter().map(|pod| pod.at.clone()).collect(), help }
     }

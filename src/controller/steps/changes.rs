@@ -211,7 +211,7 @@ impl Core {
             }
         }
         let view = &self.view;
-        for pod in self.pods.take_marked(|pod| view.pod(pod).map_or(0, |pod| pod.claims.len())) {
+        for pod in self.pods.take_marked(|pod| view.pod(pod).map_or(0, |pod| pod.requested.claims.len())) {
             self.recount(&pod);
             self.touch_holders(&pod);
             self.review(&pod, now);

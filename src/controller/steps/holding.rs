@@ -80,7 +80,7 @@ impl Core {
     /// Who waits, those of higher priority in front: they may have had others end.
     pub(in crate::controller) fn by_priority(&self) -> Vec<PodUid> {
         let mut order: Vec<PodUid> = self.pods.demand.pods().cloned().collect();
-        order.sort_by_key(|uid| Reverse(self.view.pod(uid).map(|pod| pod.priority)));
+        order.sort_by_key(|uid| Reverse(self.view.pod(uid).map(|pod| pod.standing.priority)));
         order
     }
 

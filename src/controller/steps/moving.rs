@@ -277,7 +277,7 @@ impl Core {
         for pod in self.view.pods().filter(|pod| !preempted.contains(&pod.at.uid)) {
             let Some(origin) = self.view.origin(&pod.at.uid) else { continue };
             let is_bound = pod.node.is_some() && !pod.ending && self.pods.has_place(&pod.at.uid);
-            if !is_bound || pod.priority > turn.priority || own.contains(&origin.owner.uid) {
+            if !is_bound || pod.standing.priority > turn.priority || own.contains(&origin.owner.uid) {
                 continue;
             }
             if origin.tie.is_some() || origin.mark == Some(false) {

@@ -288,7 +288,7 @@ impl Core {
         now: Moment,
     ) -> Result<Option<PodPart>, Refused> {
         let Some(pod) = self.view.pod(uid) else { return Ok(None) };
-        self.capacity.index.pay(LOOK_UP_TICKS * pod.claims.len() as u64);
+        self.capacity.index.pay(LOOK_UP_TICKS * pod.requested.claims.len() as u64);
         let Some(claims) = self.view.claims_of(pod) else { return Ok(None) };
         let open = |claim: &&&Claim| {
             claim.is_shares()

@@ -138,7 +138,7 @@ impl Core {
         let first = pods.first().ok_or(Unable::Gone)?;
         Ok(Asker {
             pod: first.at.clone(),
-            priority: pods.iter().map(|pod| pod.priority).min().unwrap_or(first.priority),
+            priority: pods.iter().map(|pod| pod.standing.priority).min().unwrap_or(first.standing.priority),
             is_usual: pods.len() == 1 && first.standing.is_usual,
             room: first.room,
         })
@@ -303,7 +303,7 @@ impl Core {
             true => whom.to_owned(),
             false => "a pod of another namespace".to_owned(),
         };
-        let (own, its) = (pod.priority, asker.priority);
+        let (own, its) = (pod.standing.priority, asker.priority);
         format!("gives {} to {whom}, of priority {its}; its own is {own}", amounts(given.into_iter()))
     }
 

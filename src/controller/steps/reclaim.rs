@@ -74,7 +74,7 @@ impl Core {
     fn overtakers(&self, unused: &[ClaimKey]) -> BTreeMap<ClaimKey, GivesWay> {
         let mut groups: BTreeMap<(&str, &str), InOrder> = BTreeMap::new();
         for (key, claim) in unused.iter().filter_map(|key| Some((*key, self.view.claim(*key)?))) {
-            for pod in self.view.pods_of(claim).filter(|pod| !pod.ending && pod.claims.len() == 1) {
+            for pod in self.view.pods_of(claim).filter(|pod| !pod.ending && pod.requested.claims.len() == 1) {
                 let Some(group) = self.in_order_of_age(pod) else { continue };
                 groups.entry(group).or_default().placed.push((pod, key));
             }
@@ -116,13 +116,14 @@ impl Core {
     /// What suits the one suits the other, and it is no less urgent.
     fn may_go_where(&self, first: &Pod, pod: &Pod) -> bool {
         self.asks_of(first) == self.asks_of(pod)
-            && first.priority >= pod.priority
-            && (first.room, &first.demands, &first.resources) == (pod.room, &pod.demands, &pod.resources)
+            && first.standing.priority >= pod.standing.priority
+            && (first.room, &first.demands, &first.requested.resources)
+                == (pod.room, &pod.demands, &pod.requested.resources)
             && self.view.terms_of(&first.at.uid) == self.view.terms_of(&pod.at.uid)
     }
 
     fn asks_of(&self, pod: &Pod) -> Vec<Option<&Asks>> {
-        let claims = pod.claims.iter().map(|claim| self.view.claim_named(&pod.at.namespace, claim));
+        let claims = pod.requested.claims.iter().map(|claim| self.view.claim_named(&pod.at.namespace, claim));
         claims.map(|claim| claim.map(|claim| &claim.asks)).collect()
     }
 

@@ -53,7 +53,7 @@ impl Core {
             return Some(node.clone());
         }
         // One that is gated goes nowhere yet, whoever else has its claims.
-        let names = pod.claims.iter().filter(|_| !pod.gated);
+        let names = pod.requested.claims.iter().filter(|_| !pod.gated);
         let claims = names.filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
         let placed = claims.filter(|claim| claim.is_placed());
         placed.filter_map(|claim| claim.allocation.as_ref()?.node.clone()).next()
@@ -71,7 +71,7 @@ impl Core {
         };
         let asks = match &claims {
             Some(claims) if claims.iter().any(|claim| claim.is_shares()) => MemberAsks::Shares,
-            Some(_) if !pod.unnamed => MemberAsks::Nothing,
+            Some(_) if !pod.requested.unnamed => MemberAsks::Nothing,
             Some(_) | None => MemberAsks::Unknown,
         };
         self.pods.set_asks(uid, asks);
@@ -163,7 +163,7 @@ impl Core {
 
 fn waiter(pod: &Pod, minimum: Minimum) -> Waiter {
     let part = pod.gang().and_then(|gang| gang.part.clone());
-    Waiter { priority: pod.priority, tried: tried_by(pod), created: pod.created, minimum, part }
+    Waiter { priority: pod.standing.priority, tried: tried_by(pod), created: pod.created, minimum, part }
 }
 
 /// Volcano tries the pods of a group by the number at the end of their names, where that has three parts or more, KAI the

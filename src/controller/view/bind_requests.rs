@@ -74,7 +74,7 @@ impl ClusterView {
         for requested in self.optional.bind_requests.open.values() {
             let (namespace, name) = &requested.pod;
             let Some(pod) = pods.get(&(namespace.as_str(), name.as_str())) else { continue };
-            let claims = pod.claims.iter().filter_map(|claim| self.claim_named(namespace, claim));
+            let claims = pod.requested.claims.iter().filter_map(|claim| self.claim_named(namespace, claim));
             let uses = claims.filter_map(|claim| claim.allocation.as_ref()).flat_map(|one| &one.uses);
             let told: BTreeSet<&GpuRef> = uses.map(|(gpu, _)| gpu).collect();
             named.extend(requested.gpus.iter().filter(|gpu| !told.contains(gpu)).cloned());

@@ -355,7 +355,7 @@ impl ClusterView {
 
     /// A pod's claims; none if one of them is not there.
     pub fn claims_of(&self, pod: &Pod) -> Option<Vec<&Claim>> {
-        pod.claims.iter().map(|name| self.claim_named(&pod.at.namespace, name)).collect()
+        pod.requested.claims.iter().map(|name| self.claim_named(&pod.at.namespace, name)).collect()
     }
 
     #[cfg(test)]
@@ -412,7 +412,8 @@ impl ClusterView {
 
     fn drop_pod(&mut self, uid: &str) -> Vec<News> {
         let Some(gone) = self.forget_pod(&PodUid::new(uid)) else { return Vec::new() };
-        let planned = gone.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
+        let planned =
+            gone.requested.share.as_ref().and_then(|(_, name)| self.claim_named(&gone.at.namespace, name));
         // Another pod may name the claim that was promised to a first one.
         let theirs = |claim: &&Claim| claim.is_planned() && claim.meta.owner.as_ref() == Some(&gone.at.uid);
         let planned = planned.filter(theirs).map(|claim| claim.key);

@@ -66,7 +66,7 @@ pub struct Origin {
 
 /// None: nobody is known to make it anew, or it names no claim.
 pub(super) fn read(object: &core::Pod, pod: &Pod) -> Option<Origin> {
-    if pod.claims.is_empty() && !pod.unnamed {
+    if pod.requested.claims.is_empty() && !pod.requested.unnamed {
         return None;
     }
     let spec = object.spec.as_ref()?;

@@ -23,7 +23,7 @@ pub(super) struct Namespaces {
 
 impl Namespaces {
     pub fn asks(&mut self, pod: &Pod) {
-        if pod.share.is_some() {
+        if pod.requested.share.is_some() {
             self.askers.entry(pod.at.namespace.clone()).or_default().insert(pod.at.uid.clone());
         }
     }

@@ -15,14 +15,14 @@ impl ClusterView {
 
     /// Claims that a pod names and that have nothing yet.
     pub fn unallocated_claims(&self, pod: &Pod) -> impl Iterator<Item = &Claim> {
-        let claims = pod.claims.iter().filter_map(|name| self.claim_named(&pod.at.namespace, name));
+        let claims = pod.requested.claims.iter().filter_map(|name| self.claim_named(&pod.at.namespace, name));
         claims.filter(|claim| claim.allocation.is_none())
     }
 
     /// What a pod wants of the scheduler by its containers' limits. Of classes that are known: there is nothing of the
     /// others.
     pub fn needs_of_limits(&self, pod: &Pod) -> impl Iterator<Item = Need> {
-        let resources = pod.resources.iter();
+        let resources = pod.requested.resources.iter();
         resources.filter_map(|(name, count)| class::need_of_resource(name, *count, self.classes.others()))
     }
 
@@ -60,7 +60,7 @@ impl ClusterView {
     /// The same of pods alone that ask by their containers' limits: their claims are made as they are bound.
     pub fn sought_by_limits(&self) -> Sought {
         let mut sought = Sought::default();
-        for name in self.pods.iter().filter(|pod| !pod.gated).flat_map(|pod| pod.resources.keys()) {
+        for name in self.pods.iter().filter(|pod| !pod.gated).flat_map(|pod| pod.requested.resources.keys()) {
             if let Some(class) = class::of_resource(name, self.classes.others()) {
                 sought.add(Some(class.selectors.clone().into()));
             }

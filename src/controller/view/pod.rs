@@ -34,25 +34,30 @@ const CLAIMS_MAX: usize = 1024;
 pub struct Pod {
     pub at: PodRef,
     pub created: Option<Timestamp>,
-    pub priority: i32,
     pub node: Option<NodeName>,
     pub ending: bool,
     /// Somebody does not want it to be scheduled yet.
     pub gated: bool,
     pub standing: Standing,
-    /// Names of its claims.
-    pub claims: Vec<String>,
-    /// Some of its claims have no name yet: they are still to be made from their templates.
-    pub unnamed: bool,
-    /// What it asks for by names among its containers' limits. Only of a pod without a node.
-    pub resources: BTreeMap<String, u32>,
+    pub requested: PodRequests,
     pub grouping: Grouping,
-    /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
-    pub share: Option<(String, String)>,
     /// What it takes of its node, or will take.
     pub room: Resources,
     /// Of its node, while it is not bound.
     pub demands: Option<Arc<Demands>>,
+}
+
+/// Which devices a pod asks for, in each of the ways that there are.
+#[derive(Debug, Clone)]
+pub struct PodRequests {
+    /// Names of its claims.
+    pub claims: Vec<String>,
+    /// Some of its claims have no name yet: they are still to be made from their templates.
+    pub unnamed: bool,
+    /// By names among its containers' limits. Only of a pod without a node.
+    pub resources: BTreeMap<String, u32>,
+    /// What the webhook made of KAI's annotations, and the name of the claim that is to be made of it.
+    pub share: Option<(String, String)>,
 }
 
 impl Pod {
@@ -63,7 +68,7 @@ impl Pod {
 
     /// It may be placed now.
     pub fn is_ready(&self) -> bool {
-        !self.ending && !self.gated && !self.unnamed
+        !self.ending && !self.gated && !self.requested.unnamed
     }
 }
 
@@ -165,7 +170,7 @@ impl PodTable {
 
     /// Adds a pod that was not there, or that was removed. What it has in common with others was taken from there.
     pub fn insert(&mut self, pod: Pod, rest: PodExtras) {
-        for name in &pod.claims {
+        for name in &pod.requested.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             let users = self.users.entry(at).or_default();
             users.open += usize::from(users.pods.insert(pod.at.uid.clone()) && !pod.gated);
@@ -184,7 +189,7 @@ impl PodTable {
         let pod = self.all.remove(uid)?;
         let rest = self.rest.remove(uid).unwrap_or_default();
         self.alike.release(&pod, &rest);
-        for name in &pod.claims {
+        for name in &pod.requested.claims {
             let at = (pod.at.namespace.clone(), name.clone());
             if let Some(users) = self.users.get_mut(&at) {
                 users.open -= usize::from(users.pods.remove(uid) && !pod.gated);
@@ -226,20 +231,21 @@ pub fn read(object: &core::Pod) -> Pod {
             uid: uid(meta),
         },
         created: meta.creation_timestamp.as_ref().map(|time| time.0),
-        priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
         node: node.map(NodeName::new),
         ending: meta.deletion_timestamp.is_some(),
         gated: spec.is_some_and(|spec| spec.scheduling_gates.iter().flatten().next().is_some()),
         standing: Standing::of(object),
-        claims,
-        unnamed,
-        resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
         grouping: Grouping {
             gang: groups::gang(object),
             scheduler: scheduler.cloned().unwrap_or_default(),
             queue: share.as_ref().filter(|_| node.is_none()).and_then(|_| groups::queue(object)),
         },
-        share,
+        requested: PodRequests {
+            claims,
+            unnamed,
+            resources: spec.filter(|_| node.is_none()).map(class::resources).unwrap_or_default(),
+            share,
+        },
         room: match node {
             Some(_) => feasible::taken(object),
             None => spec.map(feasible::requests).unwrap_or_default(),

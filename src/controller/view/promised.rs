@@ -26,7 +26,7 @@ impl ClusterView {
     /// the webhook has promised nothing, whatever the pod says.
     pub(super) fn promise(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get(uid).filter(|pod| !pod.ending) else { return };
-        let Some((text, name)) = &pod.share else { return };
+        let Some((text, name)) = &pod.requested.share else { return };
         let namespace = &pod.at.namespace;
         if !self.namespaces.opted_in.contains(namespace) || self.claims.named(namespace, name).is_some() {
             return;
@@ -70,7 +70,9 @@ impl ClusterView {
     /// Claims of the namespace's pods that are only planned and are of this kind are planned no more.
     pub(super) fn take_back(&mut self, namespace: &str, which: impl Fn(&Claim) -> bool) -> Vec<News> {
         let pods = self.namespaces.of(namespace);
-        let shares = pods.iter().filter_map(|uid| self.pods.get(uid)?.share.as_ref().map(|(_, claim)| claim));
+        let shares = pods
+            .iter()
+            .filter_map(|uid| self.pods.get(uid)?.requested.share.as_ref().map(|(_, claim)| claim));
         let planned = |claim: &&Claim| claim.is_planned() && which(claim);
         let planned: Vec<ClaimKey> = shares
             .filter_map(|claim| self.claim_named(namespace, claim).filter(planned))
@@ -86,7 +88,7 @@ impl ClusterView {
     /// Why the annotation of a pod makes no claim, for the pod's events. None: it need not, or it does, or that is not
     /// known yet.
     pub fn not_promised(&self, pod: &Pod) -> Option<String> {
-        let (text, name) = pod.share.as_ref().filter(|_| !pod.ending)?;
+        let (text, name) = pod.requested.share.as_ref().filter(|_| !pod.ending)?;
         let namespace = &pod.at.namespace;
         let is_known = |kind| self.lists.complete.contains(&kind);
         if self.claim_named(namespace, name).is_some() || !is_known(Kind::Namespaces) {

@@ -85,6 +85,7 @@ fn waits_for_other(message: &str) -> bool {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
+    pub priority: i32,
     pub tried: Tried,
     /// Pods of lower priority may end for it (`preemptionPolicy`).
     pub preempts: bool,
@@ -125,6 +126,7 @@ impl Standing {
         let grace = grace.and_then(|seconds| u64::try_from(seconds).ok());
         let started = object.status.as_ref().and_then(|status| status.start_time.as_ref());
         Self {
+            priority,
             tried: Tried::of(object),
             preempts: spec.and_then(|spec| spec.preemption_policy.as_deref()) != Some("Never"),
             is_usual: scheduler == DEFAULT_SCHEDULER,

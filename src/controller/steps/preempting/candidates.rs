@@ -134,12 +134,12 @@ impl Core {
                 continue;
             }
             let spared = self.reserves.evictions.preempting.is_spared(&pod.at.uid, look.now);
-            if pod.priority >= look.asker.priority || pod.standing.stays || spared {
+            if pod.standing.priority >= look.asker.priority || pod.standing.stays || spared {
                 return None;
             }
-            whole.priority = whole.priority.max(pod.priority);
+            whole.priority = whole.priority.max(pod.standing.priority);
             whole.start = whole.start.min(pod.standing.started);
-            whole.sum = whole.sum.saturating_add(rank_of(pod.priority));
+            whole.sum = whole.sum.saturating_add(rank_of(pod.standing.priority));
             whole.pods += 1;
             members.push(pod);
         }
@@ -149,7 +149,7 @@ impl Core {
                 whole.budgets.extend(known.of(self, pod)?);
             }
         }
-        members.sort_by_key(|pod| (Reverse(pod.priority), pod.standing.started));
+        members.sort_by_key(|pod| (Reverse(pod.standing.priority), pod.standing.started));
         let minimum = members.iter().map(|pod| self.view.minimum(pod)).reduce(Minimum::stronger)?;
         let spare = match minimum {
             Minimum::Pods(need) if !need.has_parts() => {
@@ -223,7 +223,8 @@ impl Core {
     }
 
     fn holder(&self, pod: &Pod, node: &NodeName) -> BoundPod {
-        let named = pod.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
+        let named =
+            pod.requested.claims.iter().filter_map(|name| self.view.claim_named(&pod.at.namespace, name));
         let mut shares = Freed::default();
         // Marks keep nobody who is ending.
         let mut stays = pod.standing.stays && !pod.ending;
@@ -237,7 +238,7 @@ impl Core {
         let key = self.pods.unit_of(&pod.at.uid);
         BoundPod {
             pod: pod.at.uid.clone(),
-            priority: pod.priority,
+            priority: pod.standing.priority,
             start: pod.standing.started,
             room: pod.room,
             shares,

@@ -216,7 +216,7 @@ impl Core {
     /// or it does not wait for room.
     pub(in crate::controller) fn prospect(&mut self, turn: &Turn, now: Moment) -> Option<Prospect> {
         let pods = || turn.pods.iter().filter_map(|uid| self.view.pod(uid));
-        let priority = pods().map(|pod| pod.priority).min()?;
+        let priority = pods().map(|pod| pod.standing.priority).min()?;
         self.refresh_holders();
         let any = self.reserves.evictions.preempting.holders.least(priority).next().is_some();
         if !any {

@@ -67,7 +67,7 @@ impl Core {
             if may_pay && may_look && !self.queue.contains(uid) {
                 let (namespace, need) = (pod.at.namespace.clone(), need.clone());
                 let one = WholeGpuWaiter { key, uid: uid.clone(), namespace, need };
-                waiting.push((Reverse(pod.priority), pod.created, one));
+                waiting.push((Reverse(pod.standing.priority), pod.created, one));
             }
         }
         waiting.sort_by(|a, b| (a.0, a.1, &a.2.key).cmp(&(b.0, b.1, &b.2.key)));
@@ -120,7 +120,7 @@ impl Core {
 
     /// Its claims are there, and of classes that are. Of another pod nobody here knows that a GPU is all it waits for.
     fn is_all_known(&self, pod: &Pod) -> bool {
-        pod.claims.iter().all(|name| {
+        pod.requested.claims.iter().all(|name| {
             let claim = self.view.claim_named(&pod.at.namespace, name);
             claim.is_some_and(|claim| match &claim.asks {
                 _ if claim.allocation.is_some() => true,
@@ -133,7 +133,7 @@ impl Core {
     fn asker_of_whole(&self, uid: &PodUid) -> Option<Asker> {
         let pod = self.view.pod(uid)?;
         // Its node's CPU is kube-scheduler's to make room of.
-        Some(Asker { pod: pod.at.clone(), priority: pod.priority, is_usual: false, room: pod.room })
+        Some(Asker { pod: pod.at.clone(), priority: pod.standing.priority, is_usual: false, room: pod.room })
     }
 
     /// What has to end. Nothing where a GPU is free for it: nobody here knows what it waits for then.
