@@ -76,6 +76,8 @@ pub struct FeedMetrics {
     pub changes: Counter,
     /// Objects that are there and cannot be read.
     pub unreadable: Gauge,
+    /// Terms of required anti-affinity that are not followed, because there are too many.
+    pub unfollowed: Counter,
 }
 
 /// ResourceClaimTemplates that are created for queued Jobs and the like.
@@ -192,6 +194,11 @@ impl ControllerMetrics {
             "unreadable_objects",
             "Objects of the API server that are there and cannot be read",
             self.feed.unreadable.clone(),
+        );
+        registry.register(
+            "unfollowed_anti_affinity_terms",
+            "Terms of required anti-affinity of pods that other pods are placed without, because there are too many",
+            self.feed.unfollowed.clone(),
         );
         registry.register(
             "dropped_events",

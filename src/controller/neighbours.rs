@@ -220,8 +220,13 @@ impl Neighbours {
     }
 
     /// Terms of pods that were not followed when they came to a place, as there were too many.
-    pub fn unfollowed(&self) -> u64 {
-        self.avoiders.unfollowed()
+    pub fn take_unfollowed(&mut self) -> u64 {
+        self.avoiders.take_unfollowed()
+    }
+
+    /// Once: there are such terms.
+    pub fn has_unfollowed_to_tell(&mut self) -> bool {
+        self.avoiders.has_unfollowed_to_tell()
     }
 
     /// A node has come, gone or changed.

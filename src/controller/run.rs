@@ -367,6 +367,7 @@ impl ControllerLoop {
         metrics.kept.moves.served.inc_by(moves.served);
         metrics.kept.moves.in_vain.inc_by(moves.in_vain);
         metrics.feed.unreadable.set(gauge_value(self.core.view.unreadables()));
+        metrics.feed.unfollowed.inc_by(self.core.pods.neighbours.take_unfollowed());
         let over = self.core.overcommitted();
         metrics.gpus.overcommitted.set(gauge_value(over));
         let failed = self.events.failed();

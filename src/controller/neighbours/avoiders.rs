@@ -32,8 +32,10 @@ pub struct Avoiders {
     of_namespaces: BTreeMap<Box<str>, BTreeSet<Arc<Term>>>,
     /// How many pods of a namespace have a term about pods of others.
     foreign: BTreeMap<Box<str>, BTreeMap<Arc<Term>, usize>>,
-    /// Terms that are not followed, as there are too many, since the process started.
+    /// Terms that are not followed, as there are too many, and that are not counted yet.
     unfollowed: u64,
+    /// That there are some was told.
+    is_told: bool,
 }
 
 impl Avoiders {
@@ -101,9 +103,14 @@ impl Avoiders {
         }
     }
 
-    /// Terms of pods that were not followed when they came to a place, as there were too many.
-    pub fn unfollowed(&self) -> u64 {
-        self.unfollowed
+    /// Terms of pods that were not followed when they came to a place, as there were too many, since this was asked last.
+    pub fn take_unfollowed(&mut self) -> u64 {
+        std::mem::take(&mut self.unfollowed)
+    }
+
+    /// Once: some are not followed.
+    pub fn has_unfollowed_to_tell(&mut self) -> bool {
+        self.unfollowed > 0 && !std::mem::replace(&mut self.is_told, true)
     }
 
     fn index(&mut self, term: &Term, change: impl Fn(&mut BTreeSet<Arc<Term>>) -> bool) {

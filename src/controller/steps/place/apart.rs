@@ -26,9 +26,8 @@ impl Core {
     pub(in crate::controller) fn note_neighbour(&mut self, uid: &PodUid, node: Option<&NodeName>) {
         let Some(pod) = self.view.pod(uid) else { return };
         let neighbour = node.and_then(|node| neighbour(pod, node));
-        let before = self.pods.neighbours.unfollowed();
         self.pods.neighbours.set(&pod.at.namespace, uid, neighbour, self.view.terms_of(uid));
-        if before == 0 && self.pods.neighbours.unfollowed() > 0 {
+        if self.pods.neighbours.has_unfollowed_to_tell() {
             let words = "too many different terms of anti-affinity are about pods of other namespaces: other pods may be placed \
                          where these keep them off, until kube-scheduler refuses them there";
             self.recorder.trouble(format!("pod {}/{}: {words}", pod.at.namespace, pod.at.name));
