@@ -33,6 +33,10 @@ const SOON: Duration = Duration::from_millis(50);
 /// Units whose moves are under way at a time; of a namespace one.
 const UNDER_WAY_MAX: usize = 4;
 const HOUR: Duration = Duration::from_secs(3600);
+/// Pods that a new leader may move at once: as many as are moved for one unit.
+const MOVES_FIRST: u32 = 4;
+/// Evictions of an earlier leader that are counted: one in a second.
+const SPREAD_MAX: u32 = 3600;
 /// A pod that was told to end has so long to be seen ending.
 const HEEDED: Duration = Duration::from_secs(30);
 
@@ -165,7 +169,9 @@ struct Rests {
     units: BTreeMap<UnitKey, Moment>,
     /// Namespaces of such units, where somebody else had begun it.
     namespaces: BTreeMap<String, Moment>,
-    /// From when on this leader knows of every owner that rests: one before it may have moved pods. None: it has not begun.
+    /// When this leader has begun. None: it has not.
+    began: Option<Moment>,
+    /// From when on this leader knows of every owner and unit that rests: one before it may have moved pods.
     knows_from: Option<Moment>,
     /// When this was last looked through.
     tidied: Moment,
@@ -178,7 +184,7 @@ pub struct Moves {
     next_search: Moment,
     under_way: Vec<UnderWay>,
     rests: Rests,
-    /// When pods were evicted within the last hour.
+    /// Evictions within the last hour: when each counts no more, in order.
     evicted: VecDeque<Moment>,
     /// Something new is to be told.
     news: bool,
@@ -216,7 +222,7 @@ impl Moves {
     ) -> bool {
         let rest = rules.rest;
         let before = std::mem::replace(&mut self.rests.tidied, now);
-        let knows_from = *self.rests.knows_from.get_or_insert(now.saturating_add(rest));
+        let knows_from = self.begin_to_lead(rules, now);
         let has_ended = |until: &Moment| before < *until && *until <= now;
         self.lacking.retain(|key, _| queued(key));
         if rules.mode == Mode::Auto && self.rests.owners.values().chain([&knows_from]).any(has_ended) {
@@ -225,7 +231,7 @@ impl Moves {
         self.rests.owners.retain(|_, until| now < *until);
         self.rests.units.retain(|_, until| now < *until);
         self.rests.namespaces.retain(|_, until| now < *until);
-        while self.evicted.front().is_some_and(|at| at.saturating_add(HOUR) <= now) {
+        while self.evicted.front().is_some_and(|until| *until <= now) {
             self.evicted.pop_front();
         }
         let before = self.under_way.len();
@@ -261,6 +267,19 @@ impl Moves {
             }
         }
         is_free || self.under_way.len() < before
+    }
+
+    /// A leader before this one may have used up the hour, and nobody knows when: its evictions count as if they had been
+    /// spread over the hour, all but [`MOVES_FIRST`]. The answer is from when on it is known who rests.
+    fn begin_to_lead(&mut self, rules: &Consolidation, now: Moment) -> Moment {
+        if let Some(known) = self.rests.knows_from {
+            return known;
+        }
+        let knows_from = now.saturating_add(rules.rest);
+        (self.rests.began, self.rests.knows_from) = (Some(now), Some(knows_from));
+        let spread = rules.per_hour.saturating_sub(MOVES_FIRST).min(SPREAD_MAX);
+        self.evicted.extend((1..=spread).map(|nth| now.saturating_add(HOUR * nth / spread)));
+        knows_from
     }
 
     /// No owner rests but those that are known here.
@@ -345,6 +364,16 @@ impl Moves {
         self.rests.units.get(unit).is_some_and(|until| now < *until)
     }
 
+    /// A leader before this one may have moved pods for it: it was there when this one began.
+    fn may_rest(&self, one: &Lacking, now: Moment) -> bool {
+        self.rests.began.is_none_or(|began| one.turn.since <= began) && !self.knows_who_rests(now)
+    }
+
+    /// Pods that may be moved now without more than there are to be in an hour.
+    fn left_in_hour(&self, rules: &Consolidation) -> usize {
+        usize::try_from(rules.per_hour).unwrap_or(usize::MAX).saturating_sub(self.evicted.len())
+    }
+
     /// The unit for which the controller may begin moves now: nothing has changed since they were found. `is_meant`: it
     /// may have pods moved for it.
     pub(super) fn next_beginning(
@@ -357,13 +386,14 @@ impl Moves {
         if rules.mode != Mode::Auto || !self.under_way.is_empty() {
             return None;
         }
-        let allowed = usize::try_from(rules.per_hour).unwrap_or(usize::MAX);
+        let left = self.left_in_hour(rules);
         let may = |(unit, one): &(&UnitKey, &Lacking)| {
             let found = one.found.as_ref().filter(|found| found.marked);
-            found.is_some_and(|found| self.evicted.len() + found.moves.len() <= allowed)
+            found.is_some_and(|found| found.moves.len() <= left)
                 && one.searched.is_some_and(|(_, at)| at == epoch)
                 && one.turn.since.saturating_add(WAIT_FIRST) <= now
                 && !self.rests_for(unit, now)
+                && !self.may_rest(one, now)
                 && is_meant(&one.turn)
         };
         let may = self.lacking.iter().filter(may);
@@ -432,7 +462,7 @@ impl Moves {
         }
         let next = one.left.iter_mut().find(|left| left.stage == MoveStage::Stays)?;
         next.stage = MoveStage::Asked(now);
-        self.evicted.push_back(now);
+        self.evicted.push_back(now.saturating_add(HOUR));
         self.counts.evictions += 1;
         Some((next.pod.clone(), next.owner.clone()))
     }
@@ -524,7 +554,7 @@ impl Moves {
         let matters = rules.mode == Mode::Auto && !self.lacking.is_empty();
         let owners = self.rests.owners.values().chain(&self.rests.knows_from).copied();
         let units = self.lacking.keys().filter_map(|unit| self.rests.units.get(unit)).copied();
-        let hour = self.evicted.front().map(|at| at.saturating_add(HOUR));
+        let hour = self.evicted.front().copied();
         owners.chain(units).chain(hour).filter(move |_| matters)
     }
 
@@ -537,5 +567,27 @@ impl Moves {
                 "untilSecond": one.until.as_secs()})
         };
         self.under_way.iter().map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_leader_may_move_a_few_pods_and_then_as_many_as_an_hour_brings() {
+        for (per_hour, begin, half, later) in [(30, 4, 17, 30), (4, 4, 4, 4), (5, 4, 4, 5), (0, 0, 0, 0)] {
+            let rules = Consolidation { mode: Mode::Auto, per_hour, ..Consolidation::default() };
+            let mut moves = Moves::default();
+            let left = [Duration::ZERO, HOUR / 2, HOUR].map(|at| {
+                moves.tidy(|_| true, &rules, at);
+                moves.left_in_hour(&rules)
+            });
+            assert_eq!(left, [begin, half, later], "{per_hour}");
+        }
+        let rules = Consolidation { per_hour: u32::MAX, ..Consolidation::default() };
+        let mut moves = Moves::default();
+        moves.tidy(|_| true, &rules, HOUR);
+        assert_eq!(moves.evicted.len(), 3600, "what is kept has a limit");
     }
 }

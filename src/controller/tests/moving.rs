@@ -282,8 +282,10 @@ fn moved_and_in_the_way_again(cluster: &mut Cluster, replacement: Value) {
 fn an_owner_rests_and_an_hour_has_so_many_moves() {
     for (rest, per_hour, later) in [(10 * MINUTE, 30, 10 * MINUTE), (MINUTE, 1, 60 * MINUTE)] {
         let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
-        let consolidation = &mut cluster.core.rules.consolidation;
-        (consolidation.rest, consolidation.per_hour) = (rest, per_hour);
+        let mut rules = rules(Mode::Auto);
+        (rules.consolidation.rest, rules.consolidation.per_hour) = (rest, per_hour);
+        cluster.fail_over(rules);
+        cluster.settle(SECOND);
         put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
         cluster.settle(MINUTE);
         moved_and_in_the_way_again(&mut cluster, mark("true"));
@@ -452,6 +454,20 @@ fn a_new_leader_lets_owners_rest_that_have_just_made_a_pod() {
     // Nothing happens but that this leader has led for as long as owners rest.
     cluster.settle(3 * MINUTE);
     assert_eq!(moved(&cluster), ["small", "small-anew"]);
+}
+
+/// A leader before it may have had pods moved for them.
+#[test]
+fn a_new_leader_moves_no_pods_for_those_that_waited_before_it_until_they_have_rested() {
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(SECOND);
+    cluster.fail_over(rules(Mode::Auto));
+    cluster.settle(9 * MINUTE);
+    assert_eq!(moved(&cluster), [""; 0]);
+    // Nothing happens but that this leader has led for as long as they rest.
+    cluster.settle(2 * MINUTE);
+    assert_eq!(moved(&cluster), ["small"]);
 }
 
 #[test]
