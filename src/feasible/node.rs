@@ -54,6 +54,10 @@ impl Node {
         }
     }
 
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key)
+    }
+
     /// Takes what the other has as well from there: in memory it is then there once.
     pub fn share(&mut self, other: &Self) {
         self.labels.share(&other.labels);

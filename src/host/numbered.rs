@@ -1,16 +1,19 @@
-//! The numbered entries of a folder of /proc: processes, or the threads of one. Each is asked of the kernel only once the
-//! one before was dealt with. Read many at a time, as `std::fs::read_dir` does, an entry is milliseconds old when it is
-//! looked at, and a program each of whose processes starts the next one and ends is never seen. Read one at a time, the
-//! listing comes to the process that such a program has by then, because the next one is there before the last one ends,
-//! and has a higher number.
+//! The numbered entries of a folder of /proc: processes. Each is asked of the kernel only once the one before was dealt
+//! with. Read many at a time, as `std::fs::read_dir` does, an entry is milliseconds old when it is looked at, and a program
+//! each of whose processes starts the next one and ends is never seen. Read one at a time, the listing comes to the process
+//! that such a program has by then, because the next one is there before the last one ends, and has a higher number.
+//!
+//! Whoever starts processes faster than the listing goes on would keep it from its end. So what is new since the listing
+//! began is looked at for a limited time; then only what was there is.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use rustix::fs::RawDir;
+use rustix::fs::{RawDir, SeekFrom};
 use rustix::io::Errno;
 
 /// Room for one entry with a name of up to 12 bytes (32: `struct linux_dirent64` of getdents64(2)), wherever the room begins:
@@ -22,20 +25,77 @@ const LONGEST: usize = 280 + 7;
 /// See the module's text.
 pub struct Numbered {
     folder: File,
-    /// Read, and not yet returned.
-    read: VecDeque<u32>,
+    /// What was there when the listing began, in order.
+    before: Vec<u32>,
+    /// Read, and not yet returned: each with its place in the folder.
+    read: VecDeque<(u32, u64)>,
+    /// Where the folder is read on.
+    place: u64,
+    /// The last one that was returned, and its place.
+    last: Option<(u32, u64)>,
+    /// It is read again.
+    again: Option<u32>,
+    /// For what is new.
+    left: Duration,
+    /// When something new was returned that is being looked at.
+    at_new: Option<Instant>,
+    is_cut: bool,
     is_over: bool,
 }
 
-/// The numbers that name entries of a folder, in the order in which the kernel lists them.
+/// The numbers that name entries of a folder, in the order in which the kernel lists them: those that are there now, and
+/// those that come while these are looked at, for `new_for` in all.
 ///
 /// # Errors
-/// The folder cannot be opened; or, of an item, it cannot be read any more, and the listing is over.
-pub fn numbered(folder: &Path) -> io::Result<Numbered> {
-    Ok(Numbered { folder: File::open(folder)?, read: VecDeque::new(), is_over: false })
+/// The folder cannot be read; or, of an item, it cannot be read any more, and the listing is over.
+pub fn numbered(folder: &Path, new_for: Duration) -> io::Result<Numbered> {
+    let mut before = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        before.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    before.sort_unstable();
+    Ok(Numbered {
+        folder: File::open(folder)?,
+        before,
+        read: VecDeque::new(),
+        place: 0,
+        last: None,
+        again: None,
+        left: new_for,
+        at_new: None,
+        is_cut: false,
+        is_over: false,
+    })
 }
 
 impl Numbered {
+    /// There was more that is new than there was time for.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// It was there, or there is time left for what is new.
+    fn is_wanted(&mut self, number: u32) -> bool {
+        if self.before.binary_search(&number).is_ok() {
+            return true;
+        }
+        if self.left.is_zero() {
+            self.is_cut = true;
+            self.is_over |= self.before.last().is_none_or(|last| *last < number);
+            return false;
+        }
+        self.at_new = Some(Instant::now());
+        true
+    }
+
+    /// Back to the last one that was returned: with it the kernel had looked for the next, which may be another by now.
+    fn back(&mut self) -> Result<(), Errno> {
+        let Some((number, at)) = self.last.take() else { return Ok(()) };
+        rustix::fs::seek(&self.folder, SeekFrom::Start(at))?;
+        (self.place, self.again) = (at, Some(number));
+        Ok(())
+    }
+
     /// Reads on. False: there is no more.
     fn more(&mut self) -> Result<bool, Errno> {
         let mut room = [MaybeUninit::uninit(); LONGEST];
@@ -53,8 +113,10 @@ impl Numbered {
         while !(any && entries.is_buffer_empty()) {
             let Some(entry) = entries.next() else { break };
             any = true;
-            let name = entry?;
-            self.read.extend(name.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok()));
+            let entry = entry?;
+            let at = std::mem::replace(&mut self.place, entry.next_entry_cookie());
+            let number = entry.file_name().to_str().ok().and_then(|name| name.parse::<u32>().ok());
+            self.read.extend(number.map(|number| (number, at)));
         }
         Ok(any)
     }
@@ -64,14 +126,20 @@ impl Iterator for Numbered {
     type Item = io::Result<u32>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let on_new = self.at_new.take().map(|since| since.elapsed()).unwrap_or_default();
+        self.left = self.left.saturating_sub(on_new);
         loop {
-            if let Some(number) = self.read.pop_front() {
-                return Some(Ok(number));
-            }
             if self.is_over {
                 return None;
             }
-            match self.more() {
+            if let Some((number, at)) = self.read.pop_front() {
+                if self.again == Some(number) || !self.is_wanted(number) {
+                    continue;
+                }
+                (self.last, self.again) = (Some((number, at)), None);
+                return Some(Ok(number));
+            }
+            match self.back().and_then(|()| self.more()) {
                 Ok(true) => {}
                 Ok(false) => self.is_over = true,
                 Err(errno) => {
@@ -90,8 +158,10 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     fn all(folder: &Path) -> BTreeSet<u32> {
-        numbered(folder).unwrap().map(Result::unwrap).collect()
+        numbered(folder, LONG).unwrap().map(Result::unwrap).collect()
     }
 
     #[test]
@@ -106,13 +176,13 @@ mod tests {
         }
         assert_eq!(all(folder.path()), numbers);
         assert!(all(Path::new("/proc")).contains(&std::process::id()));
-        assert_eq!(numbered(Path::new("/proc/0")).err().unwrap().kind(), io::ErrorKind::NotFound);
+        assert_eq!(numbered(Path::new("/proc/0"), LONG).err().unwrap().kind(), io::ErrorKind::NotFound);
     }
 
     /// What is made behind the place of the listing is listed still: the processes of /proc stand in order.
     #[test]
     fn an_entry_is_read_when_it_is_asked_for() {
-        let mut listing = numbered(Path::new("/proc")).unwrap();
+        let mut listing = numbered(Path::new("/proc"), LONG).unwrap();
         let own = std::process::id();
         assert!(listing.any(|number| number.unwrap() == own));
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
@@ -120,5 +190,28 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(is_listed, "{} was made while {own} was looked at", child.id());
+    }
+
+    /// Somebody starts processes as fast as they are looked at.
+    #[test]
+    fn what_comes_all_the_time_keeps_no_listing_from_its_end() {
+        let mut listing = numbered(Path::new("/proc"), Duration::ZERO).unwrap();
+        let mut children = Vec::new();
+        let mut listed = BTreeSet::new();
+        for number in listing.by_ref() {
+            listed.insert(number.unwrap());
+            if children.len() < 200 {
+                children.push(std::process::Command::new("sleep").arg("600").spawn().unwrap());
+            }
+        }
+        let started: BTreeSet<u32> = children.iter().map(std::process::Child::id).collect();
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(listed.contains(&std::process::id()));
+        assert_eq!(listed.intersection(&started).count(), 0);
+        // Unless all of their numbers are below where the listing was.
+        assert!(listing.is_cut() || started.last() < listed.last(), "{started:?} {listed:?}");
     }
 }

@@ -44,6 +44,8 @@ const TRIES: u32 = 8;
 const LISTINGS: u32 = 3;
 /// Processes that may end while one listing comes to them. A program that starts others all the time adds some to its end.
 const ENDED_MOST: u32 = 64;
+/// For processes that come while the others are listed.
+const NEW_FOR: Duration = Duration::from_secs(1);
 /// `CAP_SYS_ADMIN`
 const SYS_ADMIN: u64 = 1 << 21;
 
@@ -275,7 +277,8 @@ fn look_as_listed(
     time: &mut BTreeMap<PodUid, Duration>,
 ) -> Option<()> {
     let mut ended = 0;
-    for pid in numbered(&processes.root).ok()? {
+    let mut listing = numbered(&processes.root, NEW_FOR).ok()?;
+    for pid in listing.by_ref() {
         let begun = Instant::now();
         if begun >= look.until {
             return None;
@@ -309,9 +312,12 @@ fn look_as_listed(
         };
         ended += u32::from(has_ended);
         if ended >= ENDED_MOST {
-            pods.values_mut().for_each(|search| search.has_ended = true);
             break;
         }
+    }
+    // What was not looked at may be of any of them.
+    if ended >= ENDED_MOST || listing.is_cut() {
+        pods.values_mut().for_each(|search| search.has_ended = true);
     }
     Some(())
 }

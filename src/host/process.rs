@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -28,6 +28,8 @@ const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// The flag of a thread that is ending (the kernel's `linux/sched.h`).
 const PF_EXITING: u32 = 0x4;
 
+/// For processes that come while the others are listed. Those are all listed, whatever somebody starts.
+const NEW_FOR: Duration = Duration::from_millis(250);
 /// How often the threads of a process are listed of which some had ended before they were asked.
 const TRIES: u32 = 8;
 
@@ -70,6 +72,8 @@ pub struct PodProcesses {
     pub by_pod: BTreeMap<PodUid, Vec<u32>>,
     /// May be any pod's: their control groups cannot be read.
     pub untold: Vec<u32>,
+    /// Not all processes were looked at that came while the others were: somebody starts very many.
+    pub is_cut: bool,
 }
 
 impl PodProcesses {
@@ -169,15 +173,18 @@ impl LocalProcesses {
             let mut has_ended = false;
             for thread in entries(&self.path(pid, "task"))? {
                 let owner = match Self::groups(&thread)? {
-                    None => {
-                        has_ended = true;
-                        continue;
+                    None => None,
+                    Some(ControlGroups::Hidden) => Some(ProcessOwner::Hidden),
+                    // In v1 each thread that is ending is at the root, in whatever group it was.
+                    Some(ControlGroups::Named(text)) if cgroup::is_at_a_root(&text) && is_past(&thread) => {
+                        None
                     }
-                    Some(ControlGroups::Hidden) => ProcessOwner::Hidden,
-                    Some(ControlGroups::Named(text)) => cgroup::owner(&text),
+                    Some(ControlGroups::Named(text)) => Some(cgroup::owner(&text)),
                 };
-                if owner != ProcessOwner::Host {
-                    return Ok(Some(owner));
+                match owner {
+                    Some(ProcessOwner::Host) => {}
+                    Some(owner) => return Ok(Some(owner)),
+                    None => has_ended |= !thread.ends_with(pid.to_string()),
                 }
             }
             if !has_ended {
@@ -255,7 +262,8 @@ impl Processes for LocalProcesses {
 
     fn by_pod(&self, until: Instant) -> io::Result<PodProcesses> {
         let mut found = PodProcesses::default();
-        for pid in numbered(&self.root)? {
+        let mut listing = numbered(&self.root, NEW_FOR)?;
+        for pid in listing.by_ref() {
             if Instant::now() >= until {
                 let words = "there are more processes, or remains of some, than can be looked at in time";
                 return Err(io::Error::new(ErrorKind::TimedOut, words));
@@ -272,6 +280,7 @@ impl Processes for LocalProcesses {
             };
             pids.push(pid);
         }
+        found.is_cut = listing.is_cut();
         found.by_pod.values_mut().chain([&mut found.untold]).for_each(|pids| pids.sort_unstable());
         Ok(found)
     }
@@ -360,6 +369,13 @@ fn started(stat: &str) -> Option<(u64, bool)> {
     // Field 3 is read; 22 is the nineteenth from here.
     let started = fields.nth(18)?.parse().ok()?;
     Some((started, matches!(state, "Z" | "X" | "x")))
+}
+
+/// A thread is ending, or has ended.
+fn is_past(thread: &Path) -> bool {
+    let stat = std::fs::read(thread.join("stat")).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    started(&stat).is_none_or(|(_, has_ended)| has_ended) || is_ending(&stat)
 }
 
 /// `PF_EXITING` in the flags of proc_pid_stat(5): field 9.
@@ -465,7 +481,7 @@ mod tests {
     const POD: &str = "11111111-0000-4000-8000-000000000001";
 
     fn by_pod(processes: &LocalProcesses) -> PodProcesses {
-        processes.by_pod(Instant::now() + std::time::Duration::from_secs(60)).unwrap()
+        processes.by_pod(Instant::now() + Duration::from_secs(60)).unwrap()
     }
 
     /// One process of the pod.
@@ -546,6 +562,12 @@ mod tests {
         std::fs::write(root.path().join("4711/cgroup"), "8:pids:/\n1:name=systemd:/\n").unwrap();
         let thread = |group: &str| format!("8:pids:{group}\n1:name=systemd:{group}\n");
         let of = |number: u32| root.path().join(format!("4711/task/{number}/cgroup"));
+        let stat = |flags: u32| format!("4712 (x) R 1 1 1 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
+        std::fs::write(of(4712), thread("/")).unwrap();
+        for (flags, wanted) in [(4_194_564, untold()), (4_194_560, PodProcesses::default())] {
+            std::fs::write(of(4712).with_file_name("stat"), stat(flags)).unwrap();
+            assert_eq!(by_pod(&processes), wanted, "one that is ending is at the root, whosever it was");
+        }
         std::fs::write(of(4711), thread("/")).unwrap();
         std::fs::write(of(4712), thread(&format!("/kubepods/pod{POD}/c"))).unwrap();
         assert_eq!(by_pod(&processes), one());

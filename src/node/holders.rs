@@ -202,7 +202,7 @@ impl Holders {
     /// The processes of all pods but ours and these, as a listing tells that has begun at `since` or later.
     fn strangers(&self, rightful: &[PodRef], since: Instant) -> Result<ByPod, String> {
         let listed = self.look(since).inspect_err(|_| self.files.count_unmade())?;
-        let PodProcesses { by_pod: mut pods, untold } = (*listed).clone();
+        let PodProcesses { by_pod: mut pods, untold, .. } = (*listed).clone();
         if !untold.is_empty() {
             pods.insert(PodProcesses::UNTOLD.into(), untold);
         }

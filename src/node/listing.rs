@@ -85,6 +85,11 @@ impl Listings {
             );
         });
         let found = listed.map_err(|problem| format!("cannot list processes: {problem}"))?;
+        if found.as_ref().is_ok_and(|found| found.is_cut) {
+            warn!(
+                "more processes start on the node than can be listed: those that started meanwhile were not all looked at"
+            );
+        }
         found.map(Arc::new).map_err(|error| format!("cannot look at processes: {error}"))
     }
 

@@ -7,12 +7,19 @@ use crate::controller::view::ClusterView;
 use crate::feasible::{Count, Demands, Judged, Namespaces, Term, Terms, Whom};
 
 /// One thing that a pod requires of others. Equal ones are about the same pods, and rule the same nodes out.
+///
+/// `of`: the pod's namespace, where it is about pods of others as well. Of these it counts the bound alone: kube-scheduler
+/// finds a pod nowhere before it is bound, which it may never be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum NeighbourRule {
-    Apart(Arc<Term>),
+    Apart {
+        term: Arc<Term>,
+        of: Option<Box<str>>,
+    },
     /// All terms of its affinity, and whether they are about the pod itself.
     Near {
         terms: Arc<Terms>,
+        of: Option<Box<str>>,
         is_own: bool,
         together: bool,
     },
@@ -30,10 +37,19 @@ impl NeighbourRule {
     /// Those of a pod.
     pub fn of(asker: &Asker<'_>) -> Vec<Self> {
         let Some(terms) = asker.terms else { return Vec::new() };
-        let mut all: Vec<Self> = terms.apart.iter().cloned().map(Self::Apart).collect();
+        let of = |mut all: std::slice::Iter<'_, Term>| {
+            let is_own = all.all(|term| term.whom.namespaces.are_only(asker.namespace));
+            (!is_own).then(|| asker.namespace.into())
+        };
+        let apart = |term: &Arc<Term>| {
+            let of = of(std::slice::from_ref(&**term).iter());
+            Self::Apart { term: term.clone(), of }
+        };
+        let mut all: Vec<Self> = terms.apart.iter().map(apart).collect();
         if !terms.near.is_empty() {
             let is_own = terms.is_near_itself(asker.namespace, asker.labels);
-            all.push(Self::Near { terms: terms.clone(), is_own, together: asker.together });
+            let of = of(terms.near.iter());
+            all.push(Self::Near { terms: terms.clone(), of, is_own, together: asker.together });
         }
         let spread = terms.spread.iter().enumerate().map(|(nth, one)| Self::Spread {
             terms: terms.clone(),
@@ -49,7 +65,7 @@ impl NeighbourRule {
     /// All pods that it is about are meant by each of these.
     fn whom(&self) -> impl Iterator<Item = &Whom> {
         let (one, near, spread) = match self {
-            Self::Apart(term) => (Some(&term.whom), &[][..], None),
+            Self::Apart { term, .. } => (Some(&term.whom), &[][..], None),
             Self::Near { terms, .. } => (None, &*terms.near, None),
             Self::Spread { terms, nth, .. } => (None, &[][..], terms.spread.get(*nth)),
         };
@@ -72,8 +88,13 @@ impl NeighbourRule {
 
     /// It counts this pod. One that is ending counts for affinity and anti-affinity until it is gone.
     pub fn counts(&self, namespace: &str, pod: &Neighbour) -> bool {
-        let is_past = pod.is_ending && matches!(self, Self::Spread { .. });
-        !is_past && self.whom().all(|whom| whom.are(namespace, &pod.labels))
+        let (is_past, of) = match self {
+            // It is about pods of its own namespace.
+            Self::Spread { .. } => (pod.is_ending, None),
+            Self::Apart { of, .. } | Self::Near { of, .. } => (false, of.as_deref()),
+        };
+        let is_found = pod.is_bound || of.is_none_or(|of| of == namespace);
+        !is_past && is_found && self.whom().all(|whom| whom.are(namespace, &pod.labels))
     }
 
     /// How many single comparisons a pod may take.
@@ -84,8 +105,8 @@ impl NeighbourRule {
     pub fn judge(&self, counts: &Counts, view: &ClusterView, ticks: &mut u64) -> Judged {
         *ticks += NODE_TICKS * counts.len() as u64;
         match self {
-            Self::Apart(term) => Judged::apart(term, on(counts, view)),
-            Self::Near { terms, is_own, together } => {
+            Self::Apart { term, .. } => Judged::apart(term, on(counts, view)),
+            Self::Near { terms, is_own, together, .. } => {
                 Judged::near(&terms.near, (*is_own, *together), on(counts, view))
             }
             Self::Spread { terms, nth, is_own, together, demands } => {

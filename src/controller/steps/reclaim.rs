@@ -120,6 +120,7 @@ impl Core {
             && (first.room, &first.demands, &first.requested.resources)
                 == (pod.room, &pod.demands, &pod.requested.resources)
             && self.view.terms_of(&first.at.uid) == self.view.terms_of(&pod.at.uid)
+            && self.view.ports_of(&first.at.uid) == self.view.ports_of(&pod.at.uid)
     }
 
     fn asks_of(&self, pod: &Pod) -> Vec<Option<&Asks>> {

@@ -196,15 +196,20 @@ fn a_pod_of_kais_gives_its_share_to_an_older_one_of_its_group_that_has_none() {
     assert_eq!(with(&other), [2, 3, 4, 5, 6]);
     other.drop_pod("m1", true);
     // Nor do those give way to it that it cannot follow.
-    let bound_elsewhere = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "nowhere"}}});
-    let mut elsewhere = pod(1);
-    super::cluster::merge(&mut elsewhere, &bound_elsewhere);
-    member(&mut other, "m1", &elsewhere);
-    other.settle(10 * SECOND);
-    assert_eq!(with(&other), [2, 3, 4, 5, 6]);
-    let words = told(&mut other).join("\n");
-    assert!(!words.contains("taken back"), "{words}");
-    other.drop_pod("m1", true);
+    let listens = json!([{"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]}]);
+    other.put_pod("web", &[], json!({"spec": {"nodeName": "node-0", "containers": listens}}));
+    for keeps_it_off in
+        [json!({"nodeSelector": {"kubernetes.io/hostname": "nowhere"}}), json!({"containers": listens})]
+    {
+        let mut elsewhere = pod(1);
+        super::cluster::merge(&mut elsewhere, &json!({"spec": keeps_it_off}));
+        member(&mut other, "m1", &elsewhere);
+        other.settle(10 * SECOND);
+        assert_eq!(with(&other), [2, 3, 4, 5, 6]);
+        let words = told(&mut other).join("\n");
+        assert!(!words.contains("taken back"), "{words}");
+        other.drop_pod("m1", true);
+    }
     other.put_share("m0", json!({"memory": "60Gi"}), 1);
     other.put_pod("m0", &["m0"], pod(0));
     other.settle(10 * SECOND);

@@ -302,6 +302,41 @@ fn a_pod_that_is_not_bound_keeps_no_pod_of_another_namespace_off() {
     cluster.check();
 }
 
+/// Nor by what the pod itself requires: kube-scheduler would bind it beside those that it finds nowhere.
+#[test]
+fn a_pod_of_another_namespace_that_is_not_bound_counts_for_no_term() {
+    let mut cluster = cluster(&["a"], 1);
+    let share_of = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "1Gi"});
+    cluster.put_claim(json!({"metadata": {"name": "theirs", "namespace": "else"}, "spec": {"devices": {
+        "requests": [{"name": "r", "exactly": {"deviceClassName": SHARED_CLASS}}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": share_of}}]}}}));
+    let stranger = |more: Value| {
+        let pod = json!({"metadata": {"name": "never-bound", "namespace": "else", "labels": {"app": "web"}},
+            "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": "theirs"}]},
+            "status": {"phase": "Pending"}});
+        object::<k8s_openapi::api::core::v1::Pod>(both(&pod, &more))
+    };
+    cluster.store_pod(stranger(json!({})));
+    cluster.settle(SECOND);
+    let anywhere = |key: &str| both(&term(key, "web"), &json!({"namespaceSelector": {}}));
+    share(&mut cluster, "victim", &affinity("podAntiAffinity", json!([anywhere(ZONE)])));
+    cluster.settle(SECOND);
+    assert_eq!(node_of(&cluster, "victim").as_deref(), Some("node-a0"));
+    // Those of its own namespace do, who have their places one after another.
+    let apart = both(&app("web"), &affinity("podAntiAffinity", json!([anywhere(HOST)])));
+    ["one", "two"].iter().for_each(|name| share(&mut cluster, name, &apart));
+    cluster.settle(SECOND);
+    let placed = ["one", "two"].iter().filter(|name| node_of(&cluster, name).is_some()).count();
+    assert_eq!(placed, 1);
+    // And whoever is bound.
+    cluster.store_pod(stranger(json!({"spec": {"nodeName": "node-a0"}})));
+    cluster.settle(SECOND);
+    share(&mut cluster, "late", &affinity("podAntiAffinity", json!([anywhere(ZONE)])));
+    cluster.settle(SECOND);
+    assert_eq!(node_of(&cluster, "late"), None);
+    cluster.check();
+}
+
 /// Others have to look through them.
 #[test]
 fn of_terms_about_pods_of_other_namespaces_so_many_are_followed() {
@@ -324,6 +359,31 @@ fn of_terms_about_pods_of_other_namespaces_so_many_are_followed() {
         troubles.iter().filter(|one| one.contains("too many different terms of anti-affinity")).count();
     assert_eq!(told, 1, "{troubles:?}");
     cluster.check();
+}
+
+/// The first of them alone would go where most is taken, and the others have no room there.
+#[test]
+fn a_gang_that_must_be_near_one_another_goes_where_there_is_room_for_all() {
+    for key in [HOST, ZONE] {
+        let own = both(&app("web"), &near(key, "web"));
+        let to_launcher = both(&app("web"), &near(key, "launcher"));
+        for (first, others) in [(&own, &own), (&app("launcher"), &to_launcher)] {
+            let mut cluster = cluster(&["a", "b", "c"], 1);
+            cluster.put_share("used", json!({"memory": "70Gi"}), 1);
+            cluster.put_pod("used", &["used"], json!({}));
+            cluster.settle(LONG);
+            bind(&mut cluster, &["used".to_owned()]);
+            let all = names("m", 4);
+            for name in &all {
+                cluster.put_share(name, json!({"memory": "39Gi"}), 1);
+                let pod = if name == "m0" { first } else { others };
+                cluster.put_pod(name, &[name], both(pod, &gang(4)));
+            }
+            cluster.settle(LONG);
+            assert_eq!(by_zone(&nodes_of(&cluster, &all)), [4], "{key} {others}");
+            cluster.check();
+        }
+    }
 }
 
 /// Whoever has the largest share comes first in a gang: here the worker.

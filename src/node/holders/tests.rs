@@ -67,8 +67,8 @@ impl Processes for Fake {
         assert!(until <= Instant::now() + LIST_LIMIT);
         self.looks.fetch_add(1, Ordering::SeqCst);
         self.wait_until_let_go();
-        let found =
-            PodProcesses { by_pod: BTreeMap::from([("uid".into(), vec![7])]), untold: self.untold.clone() };
+        let by_pod = BTreeMap::from([("uid".into(), vec![7])]);
+        let found = PodProcesses { by_pod, untold: self.untold.clone(), is_cut: false };
         if self.crowded.load(Ordering::SeqCst) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
     }
     fn look_at_files(&self, look: &FileLook) {

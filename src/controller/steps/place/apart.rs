@@ -1,6 +1,7 @@
 //! Other pods that keep a pod off nodes, by what they require of one another.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::trial::asks;
@@ -13,13 +14,23 @@ use crate::controller::neighbours::{Asker, Neighbour, Ruled};
 use crate::controller::pods::Pods;
 use crate::controller::queue::UnitKey;
 use crate::controller::view::{ClusterView, Pod};
-use crate::feasible::{Demands, Terms, Unfit};
+use crate::feasible::{Demands, Term, Terms, Unfit};
 use crate::model::names::{NodeName, PodUid};
+use crate::model::quantity::Bytes;
 
 /// Sets of nodes that are looked through one by one. Of more one is made.
 const SETS_MAX: usize = 4;
+/// Domains that pods which must be near one another are tried in, beside the one that the first of them goes to.
+const DOMAINS_MAX: usize = 4;
 /// Of taking in a pod that has a place, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const POD_TICKS: u64 = 20;
+
+/// Why not all of some pods have a place.
+struct InTurn {
+    why: Explanation,
+    /// Where the first of them would have gone.
+    first: Option<NodeName>,
+}
 
 impl Core {
     /// The pod has this node now.
@@ -110,11 +121,60 @@ impl Core {
         parts.len() > 1 && parts.iter().any(|part| self.view.terms_of(&part.pod).is_some_and(is_apart))
     }
 
-    /// Places pods that start together one after another, each as if those before it were there.
+    /// Places pods that start together one after another, each as if those before it were there. Where they must be near one
+    /// another, the first decides where all go, and it goes where it fits best by itself: if the others do not fit there,
+    /// the domains with the most room are tried.
     ///
     /// # Errors
     /// One of them has no place.
     pub(super) fn decide_in_turn(&mut self, parts: &[PodPart], nth: usize) -> Result<Decision, Explanation> {
+        let mut refused = match self.in_turn(parts, nth, None) {
+            Err(refused) if parts.iter().any(|part| self.is_near_others(&part.pod)) => refused,
+            decided => return decided.map_err(|refused| refused.why),
+        };
+        let Some(first) = refused.first.take() else { return Err(refused.why) };
+        for domain in self.other_domains(parts, &first) {
+            if !self.capacity.index.goes_on() {
+                break;
+            }
+            match self.in_turn(parts, nth, Some(&domain)) {
+                Ok(decision) => return Ok(decision),
+                Err(other) if other.why.gang.0 > refused.why.gang.0 => refused = other,
+                Err(_) => {}
+            }
+        }
+        Err(refused.why)
+    }
+
+    /// The nodes of each domain but this node's, those with the most GPU memory left first, as the labels have them by
+    /// which these pods must be near others.
+    fn other_domains(&mut self, parts: &[PodPart], first: &NodeName) -> Vec<BTreeSet<NodeName>> {
+        let terms = parts.iter().filter_map(|part| self.view.terms_of(&part.pod));
+        let keys: BTreeSet<&str> = terms.flat_map(|terms| terms.near.iter().map(Term::key)).collect();
+        let mut domains: BTreeMap<Vec<&str>, (Bytes, BTreeSet<NodeName>)> = BTreeMap::new();
+        let mut looked = 0;
+        for node in self.capacity.index.nodes() {
+            looked += 1;
+            let object = self.view.node(node.name()).and_then(|state| state.object.as_deref());
+            let values = object.and_then(|object| keys.iter().map(|key| object.label(key)).collect());
+            let Some(values) = values else { continue };
+            let (left, names) = domains.entry(values).or_default();
+            left.0 += node.gpus().filter(|gpu| !gpu.closed()).map(|gpu| gpu.memory().1.0).sum::<u64>();
+            names.insert(node.name().clone());
+        }
+        let mut others: Vec<_> = domains.into_values().filter(|(_, names)| !names.contains(first)).collect();
+        others.sort_by_key(|(left, _)| Reverse(*left));
+        self.capacity.index.pay(looked * KEPT_TICKS);
+        others.into_iter().take(DOMAINS_MAX).map(|(_, names)| names).collect()
+    }
+
+    /// One trial. `domain`: where the first of them is to go.
+    fn in_turn(
+        &mut self,
+        parts: &[PodPart],
+        nth: usize,
+        domain: Option<&BTreeSet<NodeName>>,
+    ) -> Result<Decision, Box<InTurn>> {
         let (asks, is_several) = asks(parts, nth);
         let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
         let mut refused = None;
@@ -122,7 +182,8 @@ impl Core {
         // How many were put behind the others since one was placed.
         let (mut is_first, mut behind) = (true, 0);
         while let Some(at) = left.pop_front() {
-            let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, is_first);
+            let domain = domain.filter(|_| placed.is_empty());
+            let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, (is_first, domain));
             is_first = false;
             match decided {
                 Ok(place) => {
@@ -146,9 +207,10 @@ impl Core {
             self.capacity.lift();
             self.assume(&parts[*at].pod, None);
         }
+        let first = placed.first().map(|(_, place)| place.node.clone());
         placed.sort_by_key(|(at, _)| *at);
         let placements = placed.into_iter().map(|(_, place)| place).collect();
-        refused.map_or(Ok(Decision { placements }), Err)
+        refused.map_or(Ok(Decision { placements }), |why| Err(Box::new(InTurn { why, first })))
     }
 
     fn is_near_others(&self, pod: &PodUid) -> bool {
@@ -160,7 +222,7 @@ impl Core {
         part: &PodPart,
         mut ask: PodAsk,
         is_several: bool,
-        is_first: bool,
+        (is_first, domain): (bool, Option<&BTreeSet<NodeName>>),
     ) -> Result<Placement, Explanation> {
         let spent = |ask: &PodAsk| Explanation {
             gang: (0, 1),
@@ -172,6 +234,9 @@ impl Core {
         }
         let apart = self.kept_off(&part.pod);
         ask.nodes = part.nodes_beside(apart);
+        if let Some(names) = domain {
+            ask.nodes = Nodes::Only(names.iter().filter(|name| ask.nodes.allow(name)).cloned().collect());
+        }
         let asks = std::slice::from_ref(&ask);
         let decision = match is_several {
             false => allocate::decide(&mut self.capacity.index, asks, part.policy),
