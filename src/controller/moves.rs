@@ -364,9 +364,9 @@ impl Moves {
         self.rests.units.get(unit).is_some_and(|until| now < *until)
     }
 
-    /// A leader before this one may have moved pods for it: it was there when this one began.
-    fn may_rest(&self, one: &Lacking, now: Moment) -> bool {
-        self.rests.began.is_none_or(|began| one.turn.since <= began) && !self.knows_who_rests(now)
+    /// When this leader has begun, as long as another before it may have moved pods for those that waited then.
+    pub(super) fn began(&self, now: Moment) -> Option<Moment> {
+        self.rests.began.filter(|_| !self.knows_who_rests(now))
     }
 
     /// Pods that may be moved now without more than there are to be in an hour.
@@ -393,7 +393,6 @@ impl Moves {
                 && one.searched.is_some_and(|(_, at)| at == epoch)
                 && one.turn.since.saturating_add(WAIT_FIRST) <= now
                 && !self.rests_for(unit, now)
-                && !self.may_rest(one, now)
                 && is_meant(&one.turn)
         };
         let may = self.lacking.iter().filter(may);

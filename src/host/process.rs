@@ -3,7 +3,7 @@
 //! A process is found by its PID and identified by PID and start time together, because PIDs are used again. Its
 //! owner is named by its control group ([`cgroup`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -166,12 +166,20 @@ impl LocalProcesses {
         }
     }
 
-    /// The pod that one of the threads is of; none if all have ended. Where some have ended each time, before they were
-    /// asked, nobody knows.
-    fn owner_of_threads(&self, pid: u32) -> io::Result<Option<ProcessOwner>> {
-        for _ in 0..TRIES {
-            let mut has_ended = false;
-            for thread in entries(&self.path(pid, "task"))? {
+    /// The pod that one of the threads of a process is of; none if all have ended. Where some have ended each time before
+    /// they were asked, and others had come instead, nobody knows.
+    fn owner_of_threads(
+        pid: u32,
+        mut listed: impl FnMut() -> io::Result<Vec<PathBuf>>,
+    ) -> io::Result<Option<ProcessOwner>> {
+        let mut known = BTreeSet::new();
+        for nth in 0..TRIES {
+            let threads = listed()?;
+            if threads.is_empty() {
+                return Ok(None);
+            }
+            let (before, mut has_ended) = (known.len(), false);
+            for thread in threads {
                 let owner = match Self::groups(&thread)? {
                     None => None,
                     Some(ControlGroups::Hidden) => Some(ProcessOwner::Hidden),
@@ -186,12 +194,13 @@ impl LocalProcesses {
                     Some(owner) => return Ok(Some(owner)),
                     None => has_ended |= !thread.ends_with(pid.to_string()),
                 }
+                known.insert(thread);
             }
-            if !has_ended {
+            if !has_ended || (nth > 0 && known.len() == before) {
                 return Ok(Some(ProcessOwner::Host));
             }
         }
-        Ok(self.path(pid, "task").exists().then_some(ProcessOwner::Hidden))
+        Ok(Some(ProcessOwner::Hidden))
     }
 
     /// The GPUs are, and no driver opens their device nodes.
@@ -232,7 +241,7 @@ impl Processes for LocalProcesses {
         let owner = cgroup::owner(&text);
         // In v1 a first thread that is ending, or has ended, is shown in no group, while the others go on in theirs.
         if owner == ProcessOwner::Host && cgroup::is_at_a_root(&text) && self.is_first_ending(pid)? {
-            return self.owner_of_threads(pid);
+            return Self::owner_of_threads(pid, || entries(&self.path(pid, "task")));
         }
         Ok(Some(owner))
     }
@@ -281,7 +290,11 @@ impl Processes for LocalProcesses {
             pids.push(pid);
         }
         found.is_cut = listing.is_cut();
-        found.by_pod.values_mut().chain([&mut found.untold]).for_each(|pids| pids.sort_unstable());
+        for pids in found.by_pod.values_mut().chain([&mut found.untold]) {
+            pids.sort_unstable();
+            // One can be listed twice where others come and go.
+            pids.dedup();
+        }
         Ok(found)
     }
 
@@ -557,23 +570,34 @@ mod tests {
     #[test]
     fn a_process_whose_first_thread_has_ended_is_still_its_pods() {
         let (root, processes) = shown(4711, "Z", "/", 2);
-        let untold = || PodProcesses { untold: vec![4711], ..PodProcesses::default() };
-        assert_eq!(by_pod(&processes), untold(), "each thread that is listed has ended when it is asked");
+        assert_eq!(by_pod(&processes), PodProcesses::default(), "its threads have all ended");
         std::fs::write(root.path().join("4711/cgroup"), "8:pids:/\n1:name=systemd:/\n").unwrap();
         let thread = |group: &str| format!("8:pids:{group}\n1:name=systemd:{group}\n");
         let of = |number: u32| root.path().join(format!("4711/task/{number}/cgroup"));
         let stat = |flags: u32| format!("4712 (x) R 1 1 1 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 77 0 0\n");
         std::fs::write(of(4712), thread("/")).unwrap();
-        for (flags, wanted) in [(4_194_564, untold()), (4_194_560, PodProcesses::default())] {
+        // One that is ending is at the root, whosever it was: while others come, it proves nothing.
+        for (flags, comes, wanted) in [
+            (4_194_564, true, ProcessOwner::Hidden),
+            (4_194_564, false, ProcessOwner::Host),
+            (4_194_560, false, ProcessOwner::Host),
+        ] {
             std::fs::write(of(4712).with_file_name("stat"), stat(flags)).unwrap();
-            assert_eq!(by_pod(&processes), wanted, "one that is ending is at the root, whosever it was");
+            let mut more = 4713;
+            let owner = LocalProcesses::owner_of_threads(4711, || {
+                more += u32::from(comes);
+                let threads = [4711, 4712, more].map(|number| of(number).parent().unwrap().to_owned());
+                Ok(threads.into())
+            });
+            assert_eq!(owner.unwrap(), Some(wanted), "{flags} {comes}");
         }
+        assert_eq!(LocalProcesses::owner_of_threads(4711, || Ok(Vec::new())).unwrap(), None);
         std::fs::write(of(4711), thread("/")).unwrap();
         std::fs::write(of(4712), thread(&format!("/kubepods/pod{POD}/c"))).unwrap();
         assert_eq!(by_pod(&processes), one());
         // Nor is it the host's where the others hide.
         hide(&of(4712));
-        assert_eq!(by_pod(&processes), untold());
+        assert_eq!(by_pod(&processes), PodProcesses { untold: vec![4711], ..PodProcesses::default() });
     }
 
     /// Closing files of a server that does not answer, the first thread ends for as long as that wants.

@@ -180,36 +180,52 @@ impl Holders {
         devices: &BTreeSet<DeviceNumber>,
         rightful: &[PodRef],
     ) -> Result<OpenDevices, String> {
-        if devices.is_empty() || !self.looks_at_files() {
-            return Ok(OpenDevices::default());
-        }
-        self.files.openers(self.strangers(rightful, Instant::now())?, devices)
+        Ok(self.openers_listed(devices, rightful)?.0)
     }
 
-    /// As [`Self::openers`]; a look that finds nobody, and does not come to all pods, is none.
+    /// The same, and whether more processes were starting than were listed.
+    fn openers_listed(
+        &self,
+        devices: &BTreeSet<DeviceNumber>,
+        rightful: &[PodRef],
+    ) -> Result<(OpenDevices, bool), String> {
+        if devices.is_empty() || !self.looks_at_files() {
+            return Ok((OpenDevices::default(), false));
+        }
+        let (strangers, is_cut) = self.strangers(rightful, Instant::now())?;
+        Ok((self.files.openers(strangers, devices)?, is_cut))
+    }
+
+    /// As [`Self::openers`]; a look that finds nobody, and does not come to all pods and processes, is none.
     pub fn openers_of_all(
         &self,
         devices: &BTreeSet<DeviceNumber>,
         rightful: &[PodRef],
     ) -> Result<OpenDevices, String> {
-        let found = self.openers(devices, rightful)?;
+        let (found, is_cut) = self.openers_listed(devices, rightful)?;
         match found.not_reached() {
-            Some(problem) if found.openers.is_empty() => Err(problem),
-            _ => Ok(found),
+            _ if !found.openers.is_empty() => Ok(found),
+            Some(problem) => Err(problem),
+            None if is_cut => {
+                self.files.count_unmade();
+                Err("more processes start on the node than can be listed".to_owned())
+            }
+            None => Ok(found),
         }
     }
 
-    /// The processes of all pods but ours and these, as a listing tells that has begun at `since` or later.
-    fn strangers(&self, rightful: &[PodRef], since: Instant) -> Result<ByPod, String> {
+    /// The processes of all pods but ours and these, as a listing tells that has begun at `since` or later, and whether more
+    /// were starting than were listed.
+    fn strangers(&self, rightful: &[PodRef], since: Instant) -> Result<(ByPod, bool), String> {
         let listed = self.look(since).inspect_err(|_| self.files.count_unmade())?;
-        let PodProcesses { by_pod: mut pods, untold, .. } = (*listed).clone();
+        let PodProcesses { by_pod: mut pods, untold, is_cut } = (*listed).clone();
         if !untold.is_empty() {
             pods.insert(PodProcesses::UNTOLD.into(), untold);
         }
         pods.retain(|pod, _| {
             Some(pod) != self.own_pod.as_ref() && !rightful.iter().any(|known| known.uid == *pod)
         });
-        Ok(pods)
+        Ok((pods, is_cut))
     }
 
     /// Who has devices open that are to be free. Those are looked at first who had them open the last time (`known`), by a
@@ -259,7 +275,7 @@ impl Holders {
             return KnownOpeners::default();
         }
         let mut pods = match self.strangers(rightful, since) {
-            Ok(pods) => pods,
+            Ok((pods, _)) => pods,
             Err(problem) => return KnownOpeners::untold(known, problem),
         };
         // A process may have handed it to any other of its pod. One that hides its pod since, or no longer, may be the one

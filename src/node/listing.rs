@@ -1,6 +1,7 @@
 //! Lists the processes of the node's pods. One listing serves all who asked before it began, if it fails as well. It runs on
 //! a thread that is left when something holds it up, because claims wait for it: nobody waits longer than two listings take.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub(super) struct Listings {
     state: Mutex<ListingState>,
     /// A listing has ended, or was left.
     ended: Condvar,
+    /// The last listing was: that is told once.
+    was_cut: AtomicBool,
 }
 
 #[derive(Default)]
@@ -39,7 +42,14 @@ struct ListingState {
 impl Listings {
     pub fn new(processes: Arc<dyn Processes>) -> Self {
         let threads = LeavableThreads::new("list-processes", THREADS_MAX);
-        Self { processes, threads, stall: LIST_LIMIT + STALL, state: Mutex::default(), ended: Condvar::new() }
+        Self {
+            processes,
+            threads,
+            stall: LIST_LIMIT + STALL,
+            state: Mutex::default(),
+            ended: Condvar::new(),
+            was_cut: AtomicBool::new(false),
+        }
     }
 
     /// The processes as a listing finds them that has begun at `since` or later. Blocks its thread.
@@ -85,7 +95,9 @@ impl Listings {
             );
         });
         let found = listed.map_err(|problem| format!("cannot list processes: {problem}"))?;
-        if found.as_ref().is_ok_and(|found| found.is_cut) {
+        let is_cut = found.as_ref().is_ok_and(|found| found.is_cut);
+        let was_cut = self.was_cut.swap(is_cut, Ordering::Relaxed);
+        if is_cut && !was_cut {
             warn!(
                 "more processes start on the node than can be listed: those that started meanwhile were not all looked at"
             );

@@ -114,7 +114,9 @@ impl Core {
             }
         }
         // Nobody is moved for who would not be bound then.
-        let is_meant = |turn: &Turn| !is_busy(&turn.key) && self.is_tried(turn).is_ok();
+        let is_meant = |turn: &Turn| {
+            !is_busy(&turn.key) && self.is_tried(turn).is_ok() && !self.waited_before(turn, now)
+        };
         if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, is_meant, epoch, now) {
             self.reserves.evictions.moves.begin(&unit, rules.rest, now);
         }
@@ -312,6 +314,17 @@ impl Core {
             BudgetGuard::By(all) => all.len() <= 1 && all.iter().all(|(_, allowed)| *allowed > 0),
             BudgetGuard::Stays => false,
         }
+    }
+
+    /// It waited before this leader began: another may have moved pods for it.
+    fn waited_before(&self, turn: &Turn, now: Moment) -> bool {
+        let Some(began) = self.reserves.evictions.moves.began(now) else { return false };
+        let at = self.recorder.time_of(began).map(|at| at.as_second());
+        turn.pods.iter().any(|uid| match (self.view.pod(uid).and_then(|pod| pod.created), at) {
+            (Some(created), Some(at)) => created.as_second() <= at,
+            // The API server says when it was made.
+            (None, _) | (_, None) => turn.since <= began,
+        })
     }
 
     /// Owners that have made a pod a moment ago: another leader may have moved one of theirs. Once this one has led for as

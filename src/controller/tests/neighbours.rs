@@ -386,6 +386,32 @@ fn a_gang_that_must_be_near_one_another_goes_where_there_is_room_for_all() {
     }
 }
 
+/// A pod that has nothing to do with it comes first, and most of the room is where they may not go.
+#[test]
+fn of_a_gang_those_that_must_be_near_one_another_are_led_to_where_they_may_go() {
+    let mut cluster = cluster(&["a", "b"], 1);
+    cluster.put_share("used", json!({"memory": "70Gi"}), 1);
+    cluster.put_pod("used", &["used"], json!({}));
+    cluster.settle(LONG);
+    bind(&mut cluster, &["used".to_owned()]);
+    (0..5).for_each(|nth| put_node(&mut cluster, &format!("node-0{nth}"), "0"));
+    let elsewhere = json!({"matchExpressions": [{"key": ZONE, "operator": "NotIn", "values": ["0"]}]});
+    let elsewhere = json!({"spec": {"affinity": {"nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}}}}});
+    let worker = both(&both(&app("web"), &near(HOST, "web")), &both(&elsewhere, &gang(5)));
+    cluster.put_share("master", json!({"memory": "60Gi"}), 1);
+    cluster.put_pod("master", &["master"], both(&app("master"), &gang(5)));
+    let all = names("m", 4);
+    for name in &all {
+        cluster.put_share(name, json!({"memory": "39Gi"}), 1);
+        cluster.put_pod(name, &[name], worker.clone());
+    }
+    cluster.settle(LONG);
+    assert!(node_of(&cluster, "master").is_some());
+    assert_eq!(nodes_of(&cluster, &all), vec!["node-b0"; 4]);
+    cluster.check();
+}
+
 /// Whoever has the largest share comes first in a gang: here the worker.
 #[test]
 fn of_a_gang_pods_that_must_be_near_another_come_after_that_one() {

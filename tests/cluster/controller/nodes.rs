@@ -151,6 +151,41 @@ async fn replicas_that_must_be_apart_or_spread_are_bound_without_another_try() {
     hollow::end(cluster).await;
 }
 
+/// Each share that is there leaves its GPU room for one pod of the gang, and the gang is one larger: packing alone would begin
+/// it on that node.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_gang_that_must_be_together_is_bound_where_there_is_room_for_all() {
+    let cluster =
+        super::bed_beside("a_gang_that_must_be_together_is_bound_where_there_is_room_for_all", 2).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    let gpus = cluster.published("hollow-0").await.len();
+    for nth in 0..gpus {
+        let name = format!("used-{nth}");
+        super::create_hollow(&cluster, &name, share(json!({"memory": "45Gi"})), |pod| {
+            pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] = json!("hollow-0");
+        })
+        .await;
+        assert_eq!(wait_node(&cluster, &name).await, "hollow-0");
+    }
+    let gang: Vec<String> = (0..=gpus).map(|nth| format!("worker-{nth}")).collect();
+    for name in &gang {
+        super::create_hollow(&cluster, name, share(json!({"memory": "30Gi"})), |pod| {
+            pod["metadata"]["labels"]["pod-group-name"] = json!("train");
+            pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": gang.len().to_string()});
+            let own = json!({"topologyKey": "kubernetes.io/hostname",
+                "labelSelector": {"matchLabels": {"pod-group-name": "train"}}});
+            pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] =
+                json!([own]);
+        })
+        .await;
+    }
+    let nodes = bound_at_once(&cluster, &gang).await;
+    assert_eq!(nodes, [("hollow-1".to_owned(), gang.len())].into());
+    auditor.end().await;
+    hollow::end(cluster).await;
+}
+
 /// How many of these pods are on each node, once all of them are bound. No node has refused one.
 async fn bound_at_once(cluster: &TestCluster, names: &[String]) -> std::collections::BTreeMap<String, usize> {
     let mut nodes = std::collections::BTreeMap::new();

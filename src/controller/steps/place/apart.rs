@@ -28,8 +28,19 @@ const POD_TICKS: u64 = 20;
 /// Why not all of some pods have a place.
 struct InTurn {
     why: Explanation,
-    /// Where the first of them would have gone.
+    /// Where the first would have gone of those that are to be near one another.
     first: Option<NodeName>,
+}
+
+impl InTurn {
+    fn is_unsearched(&self) -> bool {
+        matches!(self.why.shortage, Shortage::Unsearched { .. })
+    }
+}
+
+/// There was nothing left to spend.
+fn unsearched(wants: usize) -> Explanation {
+    Explanation { gang: (0, 1), shortage: Shortage::Unsearched { wants }, skipped: Skipped::default() }
 }
 
 impl Core {
@@ -122,23 +133,25 @@ impl Core {
     }
 
     /// Places pods that start together one after another, each as if those before it were there. Where they must be near one
-    /// another, the first decides where all go, and it goes where it fits best by itself: if the others do not fit there,
-    /// the domains with the most room are tried.
+    /// another, the first of these decides where all go, and it goes where it fits best by itself: if the others do not fit
+    /// there, the domains with the most room are tried.
     ///
     /// # Errors
-    /// One of them has no place.
+    /// One of them has no place, or there was nothing left to spend before all was tried.
     pub(super) fn decide_in_turn(&mut self, parts: &[PodPart], nth: usize) -> Result<Decision, Explanation> {
-        let mut refused = match self.in_turn(parts, nth, None) {
-            Err(refused) if parts.iter().any(|part| self.is_near_others(&part.pod)) => refused,
+        let together = self.near_one_another(parts);
+        let mut refused = match self.in_turn(parts, nth, (&together, None)) {
+            Err(refused) if !refused.is_unsearched() => refused,
             decided => return decided.map_err(|refused| refused.why),
         };
         let Some(first) = refused.first.take() else { return Err(refused.why) };
-        for domain in self.other_domains(parts, &first) {
+        for domain in self.other_domains(parts, &together, &first) {
             if !self.capacity.index.goes_on() {
-                break;
+                return Err(unsearched(parts.len()));
             }
-            match self.in_turn(parts, nth, Some(&domain)) {
+            match self.in_turn(parts, nth, (&together, Some(&domain))) {
                 Ok(decision) => return Ok(decision),
+                Err(other) if other.is_unsearched() => return Err(other.why),
                 Err(other) if other.why.gang.0 > refused.why.gang.0 => refused = other,
                 Err(_) => {}
             }
@@ -146,15 +159,44 @@ impl Core {
         Err(refused.why)
     }
 
-    /// The nodes of each domain but this node's, those with the most GPU memory left first, as the labels have them by
-    /// which these pods must be near others.
-    fn other_domains(&mut self, parts: &[PodPart], first: &NodeName) -> Vec<BTreeSet<NodeName>> {
+    /// Those of these pods that must be near others, and those whom they must be near, by their places in the list.
+    fn near_one_another(&self, parts: &[PodPart]) -> BTreeSet<usize> {
+        let pods: Vec<_> = parts.iter().map(|part| self.view.pod(&part.pod)).collect();
+        let near = |at: &usize| parts.get(*at).is_some_and(|part| self.is_near_others(&part.pod));
+        let mut all: BTreeSet<usize> = (0..parts.len()).filter(near).collect();
+        let terms: BTreeSet<&Arc<Terms>> =
+            all.iter().filter_map(|at| self.view.terms_of(&parts[*at].pod)).collect();
+        let is_meant = |pod: &Pod| {
+            let labels = pod.standing.labels.as_ref();
+            let mut whom = terms.iter().flat_map(|terms| terms.near.iter().map(|term| &term.whom));
+            labels.is_some_and(|labels| whom.any(|whom| whom.are(&pod.at.namespace, labels)))
+        };
+        all.extend(
+            pods.iter().enumerate().filter_map(|(at, pod)| pod.filter(|pod| is_meant(pod)).map(|_| at)),
+        );
+        all
+    }
+
+    /// The nodes of each domain but this node's where one of these pods may go, those with the most GPU memory left first, as
+    /// the labels have them by which the pods must be near others.
+    fn other_domains(
+        &mut self,
+        parts: &[PodPart],
+        together: &BTreeSet<usize>,
+        first: &NodeName,
+    ) -> Vec<BTreeSet<NodeName>> {
         let terms = parts.iter().filter_map(|part| self.view.terms_of(&part.pod));
         let keys: BTreeSet<&str> = terms.flat_map(|terms| terms.near.iter().map(Term::key)).collect();
+        // The pods of a gang are alike as a rule.
+        let Some(one) = together.first().map(|at| &parts[*at]) else { return Vec::new() };
         let mut domains: BTreeMap<Vec<&str>, (Bytes, BTreeSet<NodeName>)> = BTreeMap::new();
         let mut looked = 0;
         for node in self.capacity.index.nodes() {
             looked += 1;
+            let is_first = node.name() == first;
+            if !is_first && !one.nodes.allow(node.name()) {
+                continue;
+            }
             let object = self.view.node(node.name()).and_then(|state| state.object.as_deref());
             let values = object.and_then(|object| keys.iter().map(|key| object.label(key)).collect());
             let Some(values) = values else { continue };
@@ -168,12 +210,12 @@ impl Core {
         others.into_iter().take(DOMAINS_MAX).map(|(_, names)| names).collect()
     }
 
-    /// One trial. `domain`: where the first of them is to go.
+    /// One trial. `together`: the pods that are to be near one another; `domain`: where these go, if that is said.
     fn in_turn(
         &mut self,
         parts: &[PodPart],
         nth: usize,
-        domain: Option<&BTreeSet<NodeName>>,
+        (together, domain): (&BTreeSet<usize>, Option<&BTreeSet<NodeName>>),
     ) -> Result<Decision, Box<InTurn>> {
         let (asks, is_several) = asks(parts, nth);
         let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
@@ -182,7 +224,7 @@ impl Core {
         // How many were put behind the others since one was placed.
         let (mut is_first, mut behind) = (true, 0);
         while let Some(at) = left.pop_front() {
-            let domain = domain.filter(|_| placed.is_empty());
+            let domain = domain.filter(|_| together.contains(&at));
             let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, (is_first, domain));
             is_first = false;
             match decided {
@@ -207,7 +249,7 @@ impl Core {
             self.capacity.lift();
             self.assume(&parts[*at].pod, None);
         }
-        let first = placed.first().map(|(_, place)| place.node.clone());
+        let first = placed.iter().find(|(at, _)| together.contains(at)).map(|(_, place)| place.node.clone());
         placed.sort_by_key(|(at, _)| *at);
         let placements = placed.into_iter().map(|(_, place)| place).collect();
         refused.map_or(Ok(Decision { placements }), |why| Err(Box::new(InTurn { why, first })))
@@ -224,11 +266,7 @@ impl Core {
         is_several: bool,
         (is_first, domain): (bool, Option<&BTreeSet<NodeName>>),
     ) -> Result<Placement, Explanation> {
-        let spent = |ask: &PodAsk| Explanation {
-            gang: (0, 1),
-            shortage: Shortage::Unsearched { wants: ask.shape.wants.len() },
-            skipped: Skipped::default(),
-        };
+        let spent = |ask: &PodAsk| unsearched(ask.shape.wants.len());
         if !is_first && !self.capacity.index.goes_on() {
             return Err(spent(&ask));
         }
