@@ -37,18 +37,15 @@ impl NeighbourRule {
     /// Those of a pod.
     pub fn of(asker: &Asker<'_>) -> Vec<Self> {
         let Some(terms) = asker.terms else { return Vec::new() };
-        let of = |mut all: std::slice::Iter<'_, Term>| {
-            let is_own = all.all(|term| term.whom.namespaces.are_only(asker.namespace));
+        let of = |term: &Term| {
+            let is_own = term.whom.namespaces.are_only(asker.namespace);
             (!is_own).then(|| asker.namespace.into())
         };
-        let apart = |term: &Arc<Term>| {
-            let of = of(std::slice::from_ref(&**term).iter());
-            Self::Apart { term: term.clone(), of }
-        };
+        let apart = |term: &Arc<Term>| Self::Apart { term: term.clone(), of: of(term) };
         let mut all: Vec<Self> = terms.apart.iter().map(apart).collect();
         if !terms.near.is_empty() {
             let is_own = terms.is_near_itself(asker.namespace, asker.labels);
-            let of = of(terms.near.iter());
+            let of = terms.near.iter().find_map(of);
             all.push(Self::Near { terms: terms.clone(), of, is_own, together: asker.together });
         }
         let spread = terms.spread.iter().enumerate().map(|(nth, one)| Self::Spread {

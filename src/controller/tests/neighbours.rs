@@ -395,12 +395,15 @@ fn of_a_gang_those_that_must_be_near_one_another_are_led_to_where_they_may_go() 
     cluster.settle(LONG);
     bind(&mut cluster, &["used".to_owned()]);
     (0..5).for_each(|nth| put_node(&mut cluster, &format!("node-0{nth}"), "0"));
-    let elsewhere = json!({"matchExpressions": [{"key": ZONE, "operator": "NotIn", "values": ["0"]}]});
-    let elsewhere = json!({"spec": {"affinity": {"nodeAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}}}}});
-    let worker = both(&both(&app("web"), &near(HOST, "web")), &both(&elsewhere, &gang(5)));
+    let in_zone = |operator: &str| {
+        let terms = json!([{"matchExpressions": [{"key": ZONE, "operator": operator, "values": ["0"]}]}]);
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        both(&json!({"spec": {"affinity": {"nodeAffinity": required}}}), &gang(5))
+    };
+    let worker = both(&both(&app("web"), &near(HOST, "web")), &in_zone("NotIn"));
     cluster.put_share("master", json!({"memory": "60Gi"}), 1);
-    cluster.put_pod("master", &["master"], both(&app("master"), &gang(5)));
+    cluster.put_pod("master", &["master"], both(&app("master"), &in_zone("In")));
     let all = names("m", 4);
     for name in &all {
         cluster.put_share(name, json!({"memory": "39Gi"}), 1);
