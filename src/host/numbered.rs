@@ -4,13 +4,15 @@
 //! that such a program has by then, because the next one is there before the last one ends, and has a higher number.
 //!
 //! Whoever starts processes faster than the listing goes on would keep it from its end. So what is new since the listing
-//! began is looked at for a limited time; then only what was there is.
+//! began is looked at for a limited time; then only what was there is. And where the numbers begin anew meanwhile (the kernel
+//! gives them in turn, up to its `pid_max`), the next process of such a program may stand where the listing has been. Either
+//! is told ([`Numbered::is_cut`]).
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{RawDir, SeekFrom};
@@ -39,8 +41,15 @@ pub struct Numbered {
     left: Duration,
     /// When something new was returned that is being looked at.
     at_new: Option<Instant>,
+    /// The folder's `loadavg`, and the newest number by it when the listing began.
+    newest: (PathBuf, Option<u32>),
     is_cut: bool,
     is_over: bool,
+}
+
+/// The number that the kernel gave last: the fifth field of `loadavg` (proc_loadavg(5)).
+fn newest(loadavg: &Path) -> Option<u32> {
+    std::fs::read_to_string(loadavg).ok()?.split_whitespace().nth(4)?.parse().ok()
 }
 
 /// The numbers that name entries of a folder, in the order in which the kernel lists them: those that are there now, and
@@ -49,6 +58,8 @@ pub struct Numbered {
 /// # Errors
 /// The folder cannot be read; or, of an item, it cannot be read any more, and the listing is over.
 pub fn numbered(folder: &Path, new_for: Duration) -> io::Result<Numbered> {
+    let loadavg = folder.join("loadavg");
+    let newest = (loadavg.clone(), newest(&loadavg));
     let mut before = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         before.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
@@ -63,15 +74,17 @@ pub fn numbered(folder: &Path, new_for: Duration) -> io::Result<Numbered> {
         again: None,
         left: new_for,
         at_new: None,
+        newest,
         is_cut: false,
         is_over: false,
     })
 }
 
 impl Numbered {
-    /// There was more that is new than there was time for.
+    /// There was more that is new than there was time for, or numbers began anew.
     pub fn is_cut(&self) -> bool {
-        self.is_cut
+        let (loadavg, before) = &self.newest;
+        self.is_cut || before.is_some_and(|before| newest(loadavg).is_some_and(|now| now < before))
     }
 
     /// It was there, or there is time left for what is new.
@@ -213,5 +226,22 @@ mod tests {
         assert_eq!(listed.intersection(&started).count(), 0);
         // Unless all of their numbers are below where the listing was.
         assert!(listing.is_cut() || started.last() < listed.last(), "{started:?} {listed:?}");
+    }
+
+    /// Processes that are started then stand where the listing has been.
+    #[test]
+    fn where_numbers_begin_anew_the_listing_may_lack_some() {
+        let folder = tempfile::tempdir().unwrap();
+        (1..4).for_each(|number| fs::create_dir(folder.path().join(number.to_string())).unwrap());
+        let put = |newest: u32| {
+            fs::write(folder.path().join("loadavg"), format!("0.20 0.18 0.12 1/80 {newest}\n")).unwrap();
+        };
+        for (before, after, is_cut) in [(300, 300, false), (300, 32767, false), (32767, 310, true)] {
+            put(before);
+            let mut listing = numbered(folder.path(), LONG).unwrap();
+            put(after);
+            assert_eq!(listing.by_ref().count(), 3);
+            assert_eq!(listing.is_cut(), is_cut, "{before} {after}");
+        }
     }
 }

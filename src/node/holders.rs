@@ -48,6 +48,9 @@ pub(super) const IN_ONE_GO: Duration = Duration::from_secs(15);
 /// Why nobody knows whether those who had a device open have it open still.
 const NOT_ALL_LOOKED_AT: &str = "their open files could not all be looked at";
 
+/// Why a listing says nothing of processes that it lacks.
+const MORE_THAN_LISTED: &str = "more processes start on the node than can be listed";
+
 /// A claim whose devices are not free, though nobody should have them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
@@ -154,7 +157,11 @@ impl Holders {
         let holder = |pod: &PodRef| {
             Some(Holder { pod: pod.clone(), pids: now.by_pod.get(&pod.uid)?.clone(), hold: Hold::Runs })
         };
-        Ok((pods.iter().filter_map(holder).collect(), now.untold.clone()))
+        let found: Vec<Holder> = pods.iter().filter_map(holder).collect();
+        if found.is_empty() && now.is_cut {
+            return Err(MORE_THAN_LISTED.to_owned());
+        }
+        Ok((found, now.untold.clone()))
     }
 
     /// Those of these pods that may have processes, as far as can be told. Blocks its thread.
@@ -163,7 +170,7 @@ impl Holders {
             return Vec::new();
         }
         match self.look(Instant::now()) {
-            Ok(now) if now.untold.is_empty() => {
+            Ok(now) if now.untold.is_empty() && !now.is_cut => {
                 pods.iter().filter(|pod| now.by_pod.contains_key(&pod.uid)).cloned().collect()
             }
             Ok(_) | Err(_) => pods.to_vec(),
@@ -208,7 +215,7 @@ impl Holders {
             Some(problem) => Err(problem),
             None if is_cut => {
                 self.files.count_unmade();
-                Err("more processes start on the node than can be listed".to_owned())
+                Err(MORE_THAN_LISTED.to_owned())
             }
             None => Ok(found),
         }

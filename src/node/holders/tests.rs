@@ -30,6 +30,8 @@ pub(in crate::node) struct Fake {
     pub untold: Vec<u32>,
     /// There are more processes than can be listed in time.
     pub crowded: AtomicBool,
+    /// Processes that have come since the listing began are not all in it.
+    pub cut: AtomicBool,
     /// Nobody's files can be looked through.
     pub unfinished: AtomicBool,
     /// A look comes to nobody's files.
@@ -68,7 +70,8 @@ impl Processes for Fake {
         self.looks.fetch_add(1, Ordering::SeqCst);
         self.wait_until_let_go();
         let by_pod = BTreeMap::from([("uid".into(), vec![7])]);
-        let found = PodProcesses { by_pod, untold: self.untold.clone(), is_cut: false };
+        let found =
+            PodProcesses { by_pod, untold: self.untold.clone(), is_cut: self.cut.load(Ordering::SeqCst) };
         if self.crowded.load(Ordering::SeqCst) { Err(io::ErrorKind::TimedOut.into()) } else { Ok(found) }
     }
     fn look_at_files(&self, look: &FileLook) {
@@ -337,6 +340,28 @@ fn where_processes_cannot_be_listed_in_time_kubelet_is_believed_and_the_api_serv
     let held = holders.hold(&record(HoldMode::Whole, "uid"), ReleaseCause::Api, true, &[]).unwrap();
     assert!(held.holders().contains("timed out"), "{held}");
     assert_eq!(holders.left_of(&[pod_ref("uid")]), [pod_ref("uid")]);
+}
+
+/// Whoever starts processes all the time may have one that is not in the listing.
+#[test]
+fn who_is_not_in_a_listing_that_was_cut_short_may_be_there() {
+    let processes = Arc::new(Fake { shown: true, cut: true.into(), ..Fake::default() });
+    let holders = holders(&processes, None);
+    let device: DeviceNumber = (NVIDIA_MAJOR, 3);
+    let hold = |pod, cause| holders.hold(&record(HoldMode::Mig, pod), cause, true, &[]);
+    let held = hold("other", ReleaseCause::Api).unwrap().holders();
+    assert!(held.contains("more processes start"), "{held}");
+    assert_eq!(hold("other", ReleaseCause::Kubelet), None, "kubelet's word counts");
+    assert_eq!(hold("uid", ReleaseCause::Kubelet).unwrap().holders(), "process 7 of pod team/p (uid)");
+    let all = [pod_ref("uid"), pod_ref("other")];
+    assert_eq!(holders.left_of(&all), all, "neither is known to have ended");
+    let problem = holders.openers_of_all(&[device].into(), &[]).unwrap_err();
+    assert!(problem.contains("more processes start"), "{problem}");
+    assert_eq!(holders.files.unmade(), 1);
+    processes.cut.store(false, Ordering::SeqCst);
+    assert_eq!(hold("other", ReleaseCause::Api), None);
+    assert_eq!(holders.left_of(&all), all[..1]);
+    assert!(holders.openers_of_all(&[device].into(), &[]).unwrap().openers.is_empty());
 }
 
 /// 48 shares that are taken away under their pods cost as many listings, one after the other.
