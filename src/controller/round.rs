@@ -7,6 +7,7 @@ use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::steps::place::Refused;
 use crate::controller::write::Round;
+use crate::model::names::PodUid;
 
 impl Core {
     /// `ids`: a fresh UUID at each call, for shares.
@@ -125,10 +126,11 @@ impl Core {
         self.capacity.lift_all();
     }
 
-    /// Tries a unit; where there is no place, also in zones, and then on nodes, that refused its pods a while ago.
+    /// Tries a unit; where there is no place, also in zones, and then on nodes, that refused its pods or their siblings a
+    /// while ago.
     fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut placed = self.place_beside(turn, now);
-        while placed.is_err() && self.queue.refusals.reopen(&turn.pods, now) {
+        while placed.is_err() && self.reopen(&turn.pods, now) {
             placed = self.place_beside(turn, now);
         }
         self.pay(turn);
@@ -136,5 +138,10 @@ impl Core {
             self.purse.trials().forget(&turn.into());
         }
         placed
+    }
+
+    fn reopen(&mut self, pods: &[PodUid], now: Moment) -> bool {
+        let owners = pods.iter().filter_map(|pod| self.view.owner_of(pod)).collect();
+        self.queue.refusals.reopen(pods, &owners, now)
     }
 }

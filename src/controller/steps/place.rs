@@ -373,7 +373,9 @@ impl Core {
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
         let for_now = self.queue.refusals.excluded(&pod.at.uid, now).into_iter().cloned().collect();
-        let closed = [Arc::new(for_now), self.capacity.full()].into_iter().chain(shut);
+        let met = self.view.owner_of(&pod.at.uid).and_then(|owner| self.queue.refusals.met_by(owner));
+        let closed = [Arc::new(for_now), self.capacity.full()].into_iter();
+        let closed = closed.chain(met.into_iter().flatten()).chain(shut);
         Nodes::Except(closed.filter(|nodes| !nodes.is_empty()).collect())
     }
 
@@ -538,6 +540,17 @@ fn ports_taken(
         index.pay(KEPT_TICKS.saturating_mul(nodes.len() as u64));
     }
     nodes
+}
+
+/// A node has refused the pod: both it and its zone are left for last, for its siblings, too.
+pub(super) fn exclude(pod: &PodUid, node: &NodeName, view: &ClusterView, queue: &mut Queue, now: Moment) {
+    let zone = view.zone_of(node);
+    queue.refusals.exclude(pod, node, zone, now);
+    if let Some(owner) = view.owner_of(pod) {
+        let near =
+            view.nodes().map(|(name, _)| name).filter(|name| zone.is_some() && view.zone_of(name) == zone);
+        queue.refusals.note(owner, node, near.cloned(), now);
+    }
 }
 
 /// Nodes of zones with a node that has refused the pod, as long as there may be a place in others.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::queue::TriedBy;
+use crate::controller::steps::place::exclude;
 use crate::controller::steps::units::tried_by;
 use crate::controller::tracker::Because;
 use crate::controller::view::{Asks, Claim, Pod};
@@ -144,7 +145,7 @@ impl Core {
             if is_young && self.view.is_grouped(pod) {
                 self.queue.refusals.pause(&pod.at.uid, now);
             }
-            self.queue.refusals.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
+            exclude(&pod.at.uid, node, &self.view, &mut self.queue, now);
             self.recorder.moved(pod, node, &why, now);
         }
     }

@@ -245,3 +245,58 @@ fn after_a_refusal_other_zones_are_tried_first_and_in_the_end_every_node() {
         assert_eq!(zones(&refused[..first]).len(), first, "{refused:?}");
     }
 }
+
+/// kube-scheduler clears the allocation: its pod cannot be on that node.
+fn refuse(cluster: &mut Cluster, name: &str) -> String {
+    let node = node_of(cluster, name).unwrap_or_else(|| panic!("{name} has no place"));
+    let mut claim = cluster.claim(name).clone();
+    claim.status.get_or_insert_default().allocation = None;
+    cluster.store(claim);
+    node
+}
+
+/// Pods of one ReplicaSet are of one template: what one of them has met spares the others the tries.
+#[test]
+fn what_refused_a_pod_is_left_for_last_for_its_siblings_too() {
+    let mut cluster = Cluster::new(Rules::default());
+    (0..4).for_each(|nth| put_node(&mut cluster, &format!("node-a{nth}"), "a"));
+    (0..2).for_each(|nth| put_node(&mut cluster, &format!("node-b{nth}"), "b"));
+    let put = |cluster: &mut Cluster, name: &str, set: &str| {
+        super::moving::put(cluster, name, "30Gi", set, json!({"spec": {"volumes": of_claim(name)}}));
+        cluster.settle(4 * SECOND);
+        node_of(cluster, name)
+    };
+    // The first is refused by a node of zone a, and goes to zone b. Two fit on a GPU.
+    let first = put(&mut cluster, "web-0", "web").expect("there is room");
+    assert!(first.starts_with("node-a"), "{first}");
+    assert_eq!(refuse(&mut cluster, "web-0"), first);
+    cluster.settle(4 * SECOND);
+    let of_zone = |node: &str| node[..6].to_owned();
+    assert_eq!(node_of(&cluster, "web-0").as_deref().map(of_zone).as_deref(), Some("node-b"));
+    let others: Vec<String> =
+        (1..10).map(|nth| put(&mut cluster, &format!("web-{nth}"), "web").expect("there is room")).collect();
+    // Zone b, then the zone of who refused, and who refused last of all.
+    assert!(others[..3].iter().all(|node| of_zone(node) == "node-b"), "{others:?}");
+    assert!(others[3..].iter().all(|node| of_zone(node) == "node-a" && *node != first), "{others:?}");
+    assert_eq!(put(&mut cluster, "web-10", "web"), Some(first.clone()));
+    // What others of the namespace met says nothing of this one.
+    assert_eq!(put(&mut cluster, "other-0", "other"), Some(first));
+    cluster.check();
+}
+
+/// It is forgotten after a while, and of few owners kept.
+#[test]
+fn what_siblings_met_is_forgotten() {
+    let mut cluster = Cluster::new(Rules::default());
+    (0..2).for_each(|nth| put_node(&mut cluster, &format!("node-a{nth}"), "a"));
+    let put = |cluster: &mut Cluster, name: &str| {
+        super::moving::put(cluster, name, "30Gi", "web", json!({}));
+        cluster.settle(4 * SECOND);
+        node_of(cluster, name)
+    };
+    let first = put(&mut cluster, "web-0").expect("there is room");
+    refuse(&mut cluster, "web-0");
+    cluster.drop_pod("web-0", true);
+    cluster.settle(660 * SECOND);
+    assert_eq!(put(&mut cluster, "web-1"), Some(first));
+}
