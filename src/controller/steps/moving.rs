@@ -319,12 +319,13 @@ impl Core {
     /// It waited before this leader began: another may have moved pods for it.
     fn waited_before(&self, turn: &Turn, now: Moment) -> bool {
         let Some(began) = self.reserves.evictions.moves.began(now) else { return false };
+        if turn.since <= began {
+            return true;
+        }
+        // Who was found late, or anew, may have waited all the same: the API server says when it was made.
         let at = self.recorder.time_of(began).map(|at| at.as_second());
-        turn.pods.iter().any(|uid| match (self.view.pod(uid).and_then(|pod| pod.created), at) {
-            (Some(created), Some(at)) => created.as_second() <= at,
-            // The API server says when it was made.
-            (None, _) | (_, None) => turn.since <= began,
-        })
+        let created = |uid: &PodUid| self.view.pod(uid)?.created.map(|created| created.as_second());
+        turn.pods.iter().filter_map(created).any(|created| at.is_some_and(|at| created <= at))
     }
 
     /// Owners that have made a pod a moment ago: another leader may have moved one of theirs. Once this one has led for as

@@ -77,6 +77,17 @@ fn share(cluster: &mut Cluster, name: &str, pod: &Value) {
     cluster.put_pod(name, &[name], pod.clone());
 }
 
+/// The same, of any namespace.
+fn share_in(cluster: &mut Cluster, namespace: &str, name: &str, pod: &Value) {
+    let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "1Mi"});
+    cluster.put_claim(json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"devices": {
+        "requests": [{"name": "r", "exactly": {"deviceClassName": SHARED_CLASS}}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": share}}]}}}));
+    let of_it = json!({"metadata": {"name": name, "namespace": namespace}, "status": {"phase": "Pending"},
+        "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": name}]}});
+    cluster.store_pod(object(both(&of_it, pod)));
+}
+
 /// A pod without a claim that is on a node.
 fn other(cluster: &mut Cluster, name: &str, node: &str, pod: &Value) {
     cluster.put_pod(name, &[], both(pod, &json!({"spec": {"nodeName": node}})));
@@ -367,7 +378,12 @@ fn a_gang_that_must_be_near_one_another_goes_where_there_is_room_for_all() {
     for key in [HOST, ZONE] {
         let own = both(&app("web"), &near(key, "web"));
         let to_launcher = both(&app("web"), &near(key, "launcher"));
-        for (first, others) in [(&own, &own), (&app("launcher"), &to_launcher)] {
+        // Who comes first in the queue may be one that must be near another.
+        for (launcher, others, at) in [
+            (&own, &own, "m0"),
+            (&app("launcher"), &to_launcher, "m0"),
+            (&app("launcher"), &to_launcher, "m3"),
+        ] {
             let mut cluster = cluster(&["a", "b", "c"], 1);
             cluster.put_share("used", json!({"memory": "70Gi"}), 1);
             cluster.put_pod("used", &["used"], json!({}));
@@ -376,14 +392,45 @@ fn a_gang_that_must_be_near_one_another_goes_where_there_is_room_for_all() {
             let all = names("m", 4);
             for name in &all {
                 cluster.put_share(name, json!({"memory": "39Gi"}), 1);
-                let pod = if name == "m0" { first } else { others };
+                let pod = if name == at { launcher } else { others };
                 cluster.put_pod(name, &[name], both(pod, &gang(4)));
             }
             cluster.settle(LONG);
-            assert_eq!(by_zone(&nodes_of(&cluster, &all)), [4], "{key} {others}");
+            assert_eq!(by_zone(&nodes_of(&cluster, &all)), [4], "{key} {others} {at}");
             cluster.check();
         }
     }
+}
+
+/// Nodes whose GPUs are idle and cannot be had come first by what is left on them.
+#[test]
+fn a_gang_that_must_be_near_one_another_is_led_past_nodes_where_none_of_it_fits() {
+    let mut cluster = cluster(&["a", "b"], 1);
+    cluster.put_share("used", json!({"memory": "70Gi"}), 1);
+    cluster.put_pod("used", &["used"], json!({}));
+    cluster.settle(LONG);
+    bind(&mut cluster, &["used".to_owned()]);
+    for nth in 0..8 {
+        let name = format!("node-full{nth}");
+        cluster.put_node(&name, 4);
+        let mut node = cluster.nodes[&name].clone();
+        node.metadata.labels = Some([(HOST.to_owned(), name.clone())].into());
+        let few = k8s_openapi::apimachinery::pkg::api::resource::Quantity("1m".to_owned());
+        let status = node.status.get_or_insert_default();
+        status.allocatable.get_or_insert_default().insert("cpu".to_owned(), few);
+        cluster.nodes.insert(name.clone(), node.clone());
+        cluster.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(node))));
+    }
+    let all = names("m", 4);
+    let of_cpu = json!({"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]}});
+    for name in &all {
+        cluster.put_share(name, json!({"memory": "39Gi"}), 1);
+        let pod = both(&both(&app("web"), &near(HOST, "web")), &both(&of_cpu, &gang(4)));
+        cluster.put_pod(name, &[name], pod);
+    }
+    cluster.settle(LONG);
+    assert_eq!(nodes_of(&cluster, &all), vec!["node-b0"; 4]);
+    cluster.check();
 }
 
 /// A pod that has nothing to do with it comes first, and most of the room is where they may not go.
@@ -656,20 +703,10 @@ fn what_is_counted_along_equals_what_is_counted_anew() {
 fn who_has_thousands_of_different_terms_stops_nobody_else() {
     let mut cluster = cluster(&["a", "b"], 4);
     cluster.core.purse.bound(400_000);
-    let put = |cluster: &mut Cluster, namespace: &str, name: &str, app: &str, avoid: &str| {
-        let share = json!({"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "memory": "1Mi"});
-        cluster.put_claim(json!({"metadata": {"name": name, "namespace": namespace}, "spec": {"devices": {
-            "requests": [{"name": "r", "exactly": {"deviceClassName": SHARED_CLASS}}],
-            "config": [{"opaque": {"driver": DRIVER, "parameters": share}}]}}}));
+    let put = |cluster: &mut Cluster, namespace: &str, name: &str, of: &str, avoid: &str| {
         let mut terms: Vec<Value> = (0..10).map(|nth| term(ZONE, &format!("{avoid}-{nth}"))).collect();
-        terms.push(term(HOST, app));
-        let pod = both(
-            &json!({"metadata": {"name": name, "namespace": namespace, "labels": {"app": app}},
-            "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": name}]},
-            "status": {"phase": "Pending"}}),
-            &affinity("podAntiAffinity", json!(terms)),
-        );
-        cluster.store_pod(object(pod));
+        terms.push(term(HOST, of));
+        share_in(cluster, namespace, name, &both(&app(of), &affinity("podAntiAffinity", json!(terms))));
     };
     for nth in 0..2_000 {
         let (name, app) = (format!("p{nth}"), format!("app-{}", nth % 3));
@@ -695,6 +732,29 @@ fn who_has_thousands_of_different_terms_stops_nobody_else() {
     cluster.settle(LONG);
     let claim = &cluster.claims[&("victim".to_owned(), "second".to_owned())];
     assert!(claim.status.as_ref().is_some_and(|status| status.allocation.is_some()));
+    cluster.check();
+}
+
+/// Whom of one another they must be near is paid for before it is looked up.
+#[test]
+fn a_gang_of_many_with_different_terms_stops_nobody_else() {
+    let mut cluster = cluster(&["a", "b"], 4);
+    cluster.core.purse.bound(400_000);
+    for nth in 0..100 {
+        let name = format!("p{nth}");
+        let terms: Vec<Value> = (0..16).map(|other| term(ZONE, &format!("none-{nth}-{other}"))).collect();
+        let pod = both(&affinity("podAffinity", json!(terms)), &gang(100));
+        share_in(&mut cluster, "evil", &name, &both(&app("web"), &pod));
+    }
+    share_in(&mut cluster, "victim", "small", &app("web"));
+    cluster.deliver(usize::MAX);
+    cluster.round();
+    let of_victim = |claim: &_| cluster.core.view.claim(*claim).unwrap().namespace() == "victim";
+    assert_eq!(cluster.core.tracker.planned_claims().filter(of_victim).count(), 1, "in the first round");
+    // Each pod is compared with 1,600 terms of two entries.
+    let spent = cluster.core.purse.spent_by("evil");
+    assert!(spent >= 100 * 1_600 * 2 * 10, "{spent} ticks");
+    cluster.settle(LONG);
     cluster.check();
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::trial::asks;
-use super::{KEPT_TICKS, NodeSet, PodPart};
+use super::{KEPT_TICKS, NodeSet, PodPart, TERM_TICKS};
 use crate::allocate::{self, Decision, Explanation, Index, Nodes, Placement, PodAsk, Shortage, Skipped};
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
@@ -14,22 +14,24 @@ use crate::controller::neighbours::{Asker, Neighbour, Ruled};
 use crate::controller::pods::Pods;
 use crate::controller::queue::UnitKey;
 use crate::controller::view::{ClusterView, Pod};
-use crate::feasible::{Demands, Term, Terms, Unfit};
+use crate::feasible::{Demands, Term, Terms, Unfit, Whom};
 use crate::model::names::{NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
 /// Sets of nodes that are looked through one by one. Of more one is made.
 const SETS_MAX: usize = 4;
-/// Domains that pods which must be near one another are tried in, beside the one that the first of them goes to.
+/// Domains that pods which must be near one another are tried in, beside the one that the first of them goes to: in which
+/// one of them has a place, and in all.
 const DOMAINS_MAX: usize = 4;
+const DOMAINS_TRIED_MAX: usize = 64;
 /// Of taking in a pod that has a place, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const POD_TICKS: u64 = 20;
 
 /// Why not all of some pods have a place.
 struct InTurn {
     why: Explanation,
-    /// Where the first would have gone of those that are to be near one another.
-    first: Option<NodeName>,
+    /// Which of those that are to be near one another came first, by its place in the list, and where it would have gone.
+    first: Option<(usize, NodeName)>,
 }
 
 impl InTurn {
@@ -134,97 +136,125 @@ impl Core {
 
     /// Places pods that start together one after another, each as if those before it were there. Where they must be near one
     /// another, the first of these decides where all go, and it goes where it fits best by itself: if the others do not fit
-    /// there, the domains with the most room are tried.
+    /// there, the domains with the most room are tried. `had_all`: there will never be more to spend for it.
     ///
     /// # Errors
     /// One of them has no place, or there was nothing left to spend before all was tried.
-    pub(super) fn decide_in_turn(&mut self, parts: &[PodPart], nth: usize) -> Result<Decision, Explanation> {
-        let together = self.near_one_another(parts);
+    pub(super) fn decide_in_turn(
+        &mut self,
+        parts: &[PodPart],
+        nth: usize,
+        had_all: bool,
+    ) -> Result<Decision, Explanation> {
+        let Some(together) = self.near_one_another(parts) else { return Err(unsearched(parts.len())) };
         let mut refused = match self.in_turn(parts, nth, (&together, None)) {
             Err(refused) if !refused.is_unsearched() => refused,
             decided => return decided.map_err(|refused| refused.why),
         };
-        let Some(first) = refused.first.take() else { return Err(refused.why) };
-        for domain in self.other_domains(parts, &together, &first) {
-            if !self.capacity.index.goes_on() {
-                return Err(unsearched(parts.len()));
-            }
-            match self.in_turn(parts, nth, (&together, Some(&domain))) {
+        let Some((first, there)) = refused.first.take() else { return Err(refused.why) };
+        let mut with_a_place = 0;
+        for domain in self.other_domains(parts, (first, &there)) {
+            let other = match self.capacity.index.goes_on() {
+                true => self.in_turn(parts, nth, (&together, Some((first, &domain)))),
+                false => Err(Box::new(InTurn { why: unsearched(parts.len()), first: None })),
+            };
+            match other {
                 Ok(decision) => return Ok(decision),
-                Err(other) if other.is_unsearched() => return Err(other.why),
-                Err(other) if other.why.gang.0 > refused.why.gang.0 => refused = other,
-                Err(_) => {}
+                // What is known of the first domain says more than that others were not looked at.
+                Err(other) if other.is_unsearched() => {
+                    return Err(if had_all { refused.why } else { other.why });
+                }
+                Err(other) => {
+                    with_a_place += usize::from(other.first.is_some());
+                    if other.why.gang.0 > refused.why.gang.0 {
+                        refused = other;
+                    }
+                }
+            }
+            if with_a_place >= DOMAINS_MAX {
+                break;
             }
         }
         Err(refused.why)
     }
 
-    /// Those of these pods that must be near others, and those whom they must be near, by their places in the list.
-    fn near_one_another(&self, parts: &[PodPart]) -> BTreeSet<usize> {
-        let pods: Vec<_> = parts.iter().map(|part| self.view.pod(&part.pod)).collect();
-        let near = |at: &usize| parts.get(*at).is_some_and(|part| self.is_near_others(&part.pod));
-        let mut all: BTreeSet<usize> = (0..parts.len()).filter(near).collect();
-        let terms: BTreeSet<&Arc<Terms>> =
-            all.iter().filter_map(|at| self.view.terms_of(&parts[*at].pod)).collect();
+    /// Those of these pods that must be near others, and those whom they must be near, by their places in the list. None:
+    /// there is not enough left to spend for finding out.
+    fn near_one_another(&mut self, parts: &[PodPart]) -> Option<BTreeSet<usize>> {
+        let view = &self.view;
+        let near = |part: &PodPart| view.terms_of(&part.pod).filter(|terms| !terms.near.is_empty());
+        // Equal ones are kept once.
+        let mut terms: Vec<&Arc<Terms>> = parts.iter().filter_map(near).collect();
+        terms.sort_unstable_by_key(|terms| Arc::as_ptr(terms));
+        terms.dedup_by_key(|terms| Arc::as_ptr(terms));
+        let whom = || terms.iter().flat_map(|terms| &terms.near).map(|term| &term.whom);
+        let looks = whom().map(Whom::size).sum::<u64>().saturating_mul(parts.len() as u64);
+        if looks == 0 {
+            return Some(BTreeSet::new());
+        }
+        self.capacity.index.pay(TERM_TICKS.saturating_mul(looks));
+        if !self.capacity.index.goes_on() {
+            return None;
+        }
         let is_meant = |pod: &Pod| {
             let labels = pod.standing.labels.as_ref();
-            let mut whom = terms.iter().flat_map(|terms| terms.near.iter().map(|term| &term.whom));
-            labels.is_some_and(|labels| whom.any(|whom| whom.are(&pod.at.namespace, labels)))
+            labels.is_some_and(|labels| whom().any(|whom| whom.are(&pod.at.namespace, labels)))
         };
-        all.extend(
-            pods.iter().enumerate().filter_map(|(at, pod)| pod.filter(|pod| is_meant(pod)).map(|_| at)),
-        );
-        all
+        let is_one = |part: &PodPart| near(part).is_some() || view.pod(&part.pod).is_some_and(is_meant);
+        Some(parts.iter().enumerate().filter(|(_, part)| is_one(part)).map(|(at, _)| at).collect())
     }
 
-    /// The nodes of each domain but this node's where one of these pods may go, those with the most GPU memory left first, as
-    /// the labels have them by which the pods must be near others.
+    /// The nodes of each domain, as the labels have them by which these pods must be near others, but of the one in which
+    /// `first` would go there: those where it may go by itself, those with the most GPU memory left on its nodes first.
     fn other_domains(
         &mut self,
         parts: &[PodPart],
-        together: &BTreeSet<usize>,
-        first: &NodeName,
+        (first, there): (usize, &NodeName),
     ) -> Vec<BTreeSet<NodeName>> {
         let terms = parts.iter().filter_map(|part| self.view.terms_of(&part.pod));
         let keys: BTreeSet<&str> = terms.flat_map(|terms| terms.near.iter().map(Term::key)).collect();
-        // The pods of a gang are alike as a rule.
-        let Some(one) = together.first().map(|at| &parts[*at]) else { return Vec::new() };
+        let nodes = parts[first].nodes_beside(Vec::new());
         let mut domains: BTreeMap<Vec<&str>, (Bytes, BTreeSet<NodeName>)> = BTreeMap::new();
         let mut looked = 0;
         for node in self.capacity.index.nodes() {
             looked += 1;
-            let is_first = node.name() == first;
-            if !is_first && !one.nodes.allow(node.name()) {
-                continue;
-            }
             let object = self.view.node(node.name()).and_then(|state| state.object.as_deref());
             let values = object.and_then(|object| keys.iter().map(|key| object.label(key)).collect());
             let Some(values) = values else { continue };
             let (left, names) = domains.entry(values).or_default();
-            left.0 += node.gpus().filter(|gpu| !gpu.closed()).map(|gpu| gpu.memory().1.0).sum::<u64>();
+            if nodes.allow(node.name()) {
+                left.0 += node.gpus().filter(|gpu| !gpu.closed()).map(|gpu| gpu.memory().1.0).sum::<u64>();
+            }
             names.insert(node.name().clone());
         }
-        let mut others: Vec<_> = domains.into_values().filter(|(_, names)| !names.contains(first)).collect();
+        let is_other = |(left, names): &(Bytes, BTreeSet<NodeName>)| left.0 > 0 && !names.contains(there);
+        let mut others: Vec<_> = domains.into_values().filter(is_other).collect();
         others.sort_by_key(|(left, _)| Reverse(*left));
         self.capacity.index.pay(looked * KEPT_TICKS);
-        others.into_iter().take(DOMAINS_MAX).map(|(_, names)| names).collect()
+        others.into_iter().take(DOMAINS_TRIED_MAX).map(|(_, names)| names).collect()
     }
 
-    /// One trial. `together`: the pods that are to be near one another; `domain`: where these go, if that is said.
+    /// One trial. `together`: the pods that are to be near one another; `led`: where these go, if that is said, and which of
+    /// them goes there first: the others are tried only if it has a place there.
     fn in_turn(
         &mut self,
         parts: &[PodPart],
         nth: usize,
-        (together, domain): (&BTreeSet<usize>, Option<&BTreeSet<NodeName>>),
+        (together, led): (&BTreeSet<usize>, Option<(usize, &BTreeSet<NodeName>)>),
     ) -> Result<Decision, Box<InTurn>> {
         let (asks, is_several) = asks(parts, nth);
         let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
         let mut refused = None;
-        let mut left: VecDeque<usize> = allocate::in_order(&self.capacity.index, &asks).into();
+        let mut order = allocate::in_order(&self.capacity.index, &asks);
+        if let Some((first, _)) = led {
+            order.sort_by_key(|at| (*at != first, !together.contains(at)));
+        }
+        let mut left = VecDeque::from(order);
         // How many were put behind the others since one was placed.
         let (mut is_first, mut behind) = (true, 0);
         while let Some(at) = left.pop_front() {
-            let domain = domain.filter(|_| together.contains(&at));
+            let domain = led.map(|(_, domain)| domain).filter(|_| together.contains(&at));
+            let is_hopeless = led.is_some() && placed.is_empty();
             let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, (is_first, domain));
             is_first = false;
             match decided {
@@ -235,7 +265,7 @@ impl Core {
                     behind = 0;
                 }
                 // Who it must be near may be one of those that come after it.
-                Err(_) if behind < left.len() && self.is_near_others(&parts[at].pod) => {
+                Err(_) if behind < left.len() && !is_hopeless && self.is_near_others(&parts[at].pod) => {
                     left.push_back(at);
                     behind += 1;
                 }
@@ -249,7 +279,8 @@ impl Core {
             self.capacity.lift();
             self.assume(&parts[*at].pod, None);
         }
-        let first = placed.iter().find(|(at, _)| together.contains(at)).map(|(_, place)| place.node.clone());
+        let first = placed.iter().find(|(at, _)| together.contains(at));
+        let first = first.map(|(at, place)| (*at, place.node.clone()));
         placed.sort_by_key(|(at, _)| *at);
         let placements = placed.into_iter().map(|(_, place)| place).collect();
         refused.map_or(Ok(Decision { placements }), |why| Err(Box::new(InTurn { why, first })))
@@ -274,6 +305,7 @@ impl Core {
         ask.nodes = part.nodes_beside(apart);
         if let Some(names) = domain {
             ask.nodes = Nodes::Only(names.iter().filter(|name| ask.nodes.allow(name)).cloned().collect());
+            self.capacity.index.pay(KEPT_TICKS.saturating_mul(names.len() as u64));
         }
         let asks = std::slice::from_ref(&ask);
         let decision = match is_several {

@@ -188,7 +188,7 @@ impl Core {
         let (last, policy) = (ways - 1, parts[0].policy);
         let (asks, is_several) = asks(parts, last);
         let decision = match is_several {
-            _ if self.is_mutual(parts) => self.decide_in_turn(parts, last),
+            _ if self.is_mutual(parts) => self.decide_in_turn(parts, last, had_all),
             false => allocate::decide(&mut self.capacity.index, &asks, policy),
             true => multi_gpu::decide(&mut self.capacity, &asks, policy),
         };
@@ -218,7 +218,7 @@ impl Core {
         let policy = parts[0].policy;
         let (asks, is_several) = asks(parts, nth);
         let decision = match is_several {
-            _ if self.is_mutual(parts) => self.decide_in_turn(parts, nth).ok(),
+            _ if self.is_mutual(parts) => self.decide_in_turn(parts, nth, false).ok(),
             false => allocate::places(&mut self.capacity.index, &asks, policy)
                 .map(|placements| Decision { placements }),
             true => multi_gpu::places(&mut self.capacity, &asks, policy),
