@@ -1,7 +1,9 @@
 //! Which pods wait, and in which order they are looked at: by priority, then by age. Pods of a gang are one unit.
-//! `refusals`: which nodes have refused a pod, and which pods their scheduler leaves alone.
+//! `refusals`: which nodes have refused a pod, and which pods their scheduler leaves alone; `siblings`: which nodes have
+//! refused others of its owner.
 
 mod refusals;
+pub mod siblings;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

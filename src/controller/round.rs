@@ -7,7 +7,6 @@ use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::steps::place::Refused;
 use crate::controller::write::Round;
-use crate::model::names::PodUid;
 
 impl Core {
     /// `ids`: a fresh UUID at each call, for shares.
@@ -126,11 +125,14 @@ impl Core {
         self.capacity.lift_all();
     }
 
-    /// Tries a unit; where there is no place, also in zones, and then on nodes, that refused its pods or their siblings a
-    /// while ago.
+    /// Tries a unit; where there is no room, also in zones, and then on nodes, that refused its pods or others of their owners
+    /// a while ago.
     fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut placed = self.place_beside(turn, now);
-        while placed.is_err() && self.reopen(&turn.pods, now) {
+        let owners = self.owners_of(&turn.pods);
+        while placed.as_ref().is_err_and(|refused| refused.reason.is_for_room())
+            && self.queue.refusals.reopen(&turn.pods, &owners, now)
+        {
             placed = self.place_beside(turn, now);
         }
         self.pay(turn);
@@ -138,10 +140,5 @@ impl Core {
             self.purse.trials().forget(&turn.into());
         }
         placed
-    }
-
-    fn reopen(&mut self, pods: &[PodUid], now: Moment) -> bool {
-        let owners = pods.iter().filter_map(|pod| self.view.owner_of(pod)).collect();
-        self.queue.refusals.reopen(pods, &owners, now)
     }
 }

@@ -1,10 +1,10 @@
 //! Nodes that have refused a pod, and pods that their scheduler leaves alone: for how long, and which nodes are tried last.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::controller::Moment;
+use crate::controller::queue::siblings::{OwnerKey, Siblings};
 use crate::model::names::{NodeName, PodUid};
 use crate::model::time::back_off;
 
@@ -16,8 +16,6 @@ const PAUSE_FIRST: Duration = Duration::from_secs(30);
 const PAUSE_LAST: Duration = Duration::from_secs(480);
 /// After so long without a refusal, an exclusion or a pause begins anew.
 const FORGET: Duration = Duration::from_secs(600);
-/// Owners of pods whose refusals are remembered for their other pods. What pods of further owners meet, each learns by itself.
-const OWNERS_MAX: usize = 256;
 
 #[derive(Debug, Clone)]
 struct Exclusion {
@@ -31,22 +29,10 @@ struct Exclusion {
     zone: Option<Box<str>>,
 }
 
-/// What the pods of one owner have met. They are made of one template, so that what keeps one of them off a node mostly
-/// keeps the others off, too.
-#[derive(Debug, Default)]
-struct Met {
-    /// Have refused one of them.
-    nodes: Arc<BTreeSet<NodeName>>,
-    /// In zones of such nodes.
-    near: Arc<BTreeSet<NodeName>>,
-    last: Moment,
-}
-
 #[derive(Debug, Default)]
 pub struct Refusals {
     excluded: BTreeMap<PodUid, BTreeMap<NodeName, Exclusion>>,
-    /// By the UID of the object that makes the pods (a ReplicaSet, a Job).
-    of_owners: BTreeMap<Box<str>, Met>,
+    pub siblings: Siblings,
     paused: BTreeMap<PodUid, Exclusion>,
     /// Pods that have given their share to these older ones.
     gave_way: BTreeMap<PodUid, BTreeSet<PodUid>>,
@@ -61,22 +47,6 @@ impl Refusals {
         let times = times.saturating_add(1).min(16);
         let zone = zone.map(Into::into);
         of_pod.insert(node.clone(), Exclusion { times, until, over: false, open: false, zone });
-    }
-
-    /// A node has refused a pod of this owner. `near`: the nodes of its zone, if others are to be tried first.
-    pub fn note(&mut self, owner: &str, node: &NodeName, near: impl Iterator<Item = NodeName>, now: Moment) {
-        if !self.of_owners.contains_key(owner) && self.of_owners.len() >= OWNERS_MAX {
-            return;
-        }
-        let met = self.of_owners.entry(owner.into()).or_default();
-        Arc::make_mut(&mut met.nodes).insert(node.clone());
-        Arc::make_mut(&mut met.near).extend(near);
-        met.last = now;
-    }
-
-    /// Nodes that are left for last for pods of this owner: those that have refused one of them, and those of their zones.
-    pub fn met_by(&self, owner: &str) -> Option<[Arc<BTreeSet<NodeName>>; 2]> {
-        self.of_owners.get(owner).map(|met| [Arc::clone(&met.nodes), Arc::clone(&met.near)])
     }
 
     /// A pod was not bound though it had its share: it keeps no GPU for a while.
@@ -144,7 +114,7 @@ impl Refusals {
             !of_pod.is_empty()
         });
         self.paused.retain(|_, one| now < one.until + FORGET);
-        self.of_owners.retain(|_, met| now < met.last + FORGET);
+        self.siblings.forget(now);
         any
     }
 
@@ -165,23 +135,20 @@ impl Refusals {
         of_pod.filter_map(|one| one.zone.as_deref()).collect()
     }
 
-    /// There is no other place for these pods of these owners: zones with nodes that refused them count again, then nodes
-    /// that refused others of their owners, and those that refused them a while ago. False: there are none.
-    pub fn reopen(&mut self, pods: &[PodUid], owners: &BTreeSet<&str>, now: Moment) -> bool {
+    /// There is no other place for these pods of these owners. Zones with nodes that refused others of their owners count
+    /// again, then these nodes, then zones with nodes that refused the pods themselves, and last nodes that did so a while
+    /// ago. False: there are none.
+    pub fn reopen(&mut self, pods: &[PodUid], owners: &BTreeSet<OwnerKey>, now: Moment) -> bool {
+        if self.siblings.reopen(owners) {
+            return true;
+        }
         let mut any = false;
         for pod in pods {
             let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
             of_pod.for_each(|one| any |= one.zone.take().is_some());
         }
-        for owner in owners {
-            let met = self.of_owners.get_mut(*owner);
-            any |= met.is_some_and(|met| !std::mem::take(&mut met.near).is_empty());
-        }
         if any {
             return true;
-        }
-        for owner in owners {
-            any |= self.of_owners.remove(*owner).is_some();
         }
         for pod in pods {
             let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);

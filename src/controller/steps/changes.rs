@@ -7,7 +7,7 @@ use crate::controller::bounds::Bounds;
 use crate::controller::classes::POLICY;
 use crate::controller::core::Core;
 use crate::controller::holds::HoldPhase;
-use crate::controller::steps::place::exclude;
+use crate::controller::steps::place::owner;
 use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
 use crate::feasible::Demands;
@@ -159,7 +159,11 @@ impl Core {
         let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
         let pods = self.view.claim(key).into_iter().flat_map(|claim| self.view.pods_of(claim));
         for pod in pods.filter(refused) {
-            exclude(&pod.at.uid, node, &self.view, &mut self.queue, now);
+            let zone = self.view.zone_of(node);
+            self.queue.refusals.exclude(&pod.at.uid, node, zone, now);
+            if let Some(owner) = owner(&pod.at.uid, &self.view) {
+                self.queue.refusals.siblings.note(&owner, node, zone, now);
+            }
             self.recorder.taken_back(pod, node, now);
         }
     }

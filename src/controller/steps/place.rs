@@ -9,6 +9,7 @@ use crate::controller::core::Core;
 use crate::controller::grant::RequestGrant;
 use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::pods::Pods;
+use crate::controller::queue::siblings::OwnerKey;
 use crate::controller::queue::{Queue, Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
@@ -329,7 +330,8 @@ impl Core {
             .as_ref()
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
         let without = ports_taken(uid, &self.view, &mut self.pods, &mut self.capacity.index);
-        let zones = shunned(uid, &self.view, &self.queue, &mut self.capacity.index);
+        let owner = self.owner_key(uid);
+        let zones = shunned(uid, owner.as_ref(), &self.view, &self.queue, &mut self.capacity.index);
         let ruled = apart::ruled(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let apart = apart::sets(&ruled, &mut self.capacity.index);
         let shut = [barred.unwrap_or_default(), without, zones].into_iter().chain(apart.iter().cloned());
@@ -373,9 +375,7 @@ impl Core {
             return Nodes::Only(if bound.len() == 1 { bound } else { BTreeSet::new() });
         }
         let for_now = self.queue.refusals.excluded(&pod.at.uid, now).into_iter().cloned().collect();
-        let met = self.view.owner_of(&pod.at.uid).and_then(|owner| self.queue.refusals.met_by(owner));
-        let closed = [Arc::new(for_now), self.capacity.full()].into_iter();
-        let closed = closed.chain(met.into_iter().flatten()).chain(shut);
+        let closed = [Arc::new(for_now), self.capacity.full()].into_iter().chain(shut);
         Nodes::Except(closed.filter(|nodes| !nodes.is_empty()).collect())
     }
 
@@ -397,17 +397,31 @@ impl Core {
         ports_taken(pod, &self.view, &mut self.pods, &mut self.capacity.index)
     }
 
+    /// What makes the pod, if it starts by itself and others of it may have met something.
+    fn owner_key(&self, pod: &PodUid) -> Option<OwnerKey> {
+        if self.queue.refusals.siblings.is_empty() || matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) {
+            return None;
+        }
+        owner(pod, &self.view)
+    }
+
+    pub(in crate::controller) fn owners_of(&self, pods: &[PodUid]) -> BTreeSet<OwnerKey> {
+        pods.iter().filter_map(|pod| self.owner_key(pod)).collect()
+    }
+
     /// Where the pod cannot run, however empty it is.
     pub(super) fn barred_nodes(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.clone());
         demands.map(|demands| self.barred_for(&demands)).unwrap_or_default()
     }
 
-    /// Which nodes the pod is kept off is known: it takes no ports, requires nothing of other pods, and no zones are left for
-    /// last, which is looked up for each pod.
+    /// Which nodes the pod is kept off is known: it takes no ports, requires nothing of other pods, and no zones or nodes are
+    /// left for last, which is looked up for each pod.
     pub(super) fn is_judged(&self, pod: &PodUid) -> bool {
         let is_looked_up = self.view.ports_of(pod).is_some() || self.view.terms_of(pod).is_some();
-        if is_looked_up || !self.queue.refusals.excluded_zones(pod).is_empty() {
+        let refusals = &self.queue.refusals;
+        let met = self.owner_key(pod).is_some_and(|owner| refusals.siblings.nodes(&owner).next().is_some());
+        if is_looked_up || met || !refusals.excluded_zones(pod).is_empty() {
             return false;
         }
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
@@ -525,6 +539,12 @@ fn barred_for(
     barred
 }
 
+/// What makes the pod.
+pub(super) fn owner(pod: &PodUid, view: &ClusterView) -> Option<OwnerKey> {
+    let namespace = view.pod(pod)?.at.namespace.clone();
+    Some(OwnerKey { namespace, uid: view.origin(pod)?.owner.uid.clone() })
+}
+
 /// Where others than the pod have a port that it takes of its node.
 fn ports_taken(
     pod: &PodUid,
@@ -542,28 +562,27 @@ fn ports_taken(
     nodes
 }
 
-/// A node has refused the pod: both it and its zone are left for last, for its siblings, too.
-pub(super) fn exclude(pod: &PodUid, node: &NodeName, view: &ClusterView, queue: &mut Queue, now: Moment) {
-    let zone = view.zone_of(node);
-    queue.refusals.exclude(pod, node, zone, now);
-    if let Some(owner) = view.owner_of(pod) {
-        let near =
-            view.nodes().map(|(name, _)| name).filter(|name| zone.is_some() && view.zone_of(name) == zone);
-        queue.refusals.note(owner, node, near.cloned(), now);
+/// Nodes of zones with a node that has refused the pod or others of its owner, and what refused these, as long as there may
+/// be a place elsewhere.
+fn shunned(
+    pod: &PodUid,
+    owner: Option<&OwnerKey>,
+    view: &ClusterView,
+    queue: &Queue,
+    index: &mut Index,
+) -> Arc<BTreeSet<NodeName>> {
+    let siblings = &queue.refusals.siblings;
+    let mut shunned: BTreeSet<NodeName> =
+        owner.into_iter().flat_map(|owner| siblings.nodes(owner)).cloned().collect();
+    let mut zones = queue.refusals.excluded_zones(pod);
+    zones.extend(owner.into_iter().flat_map(|owner| siblings.zones(owner)));
+    if !zones.is_empty() {
+        let mut nodes = 0;
+        let all = view.nodes().map(|(name, _)| name).inspect(|_| nodes += 1);
+        let there = all.filter(|name| view.zone_of(name).is_some_and(|zone| zones.contains(zone)));
+        shunned.extend(there.cloned());
+        index.pay(TERM_TICKS.saturating_mul(nodes));
     }
-}
-
-/// Nodes of zones with a node that has refused the pod, as long as there may be a place in others.
-fn shunned(pod: &PodUid, view: &ClusterView, queue: &Queue, index: &mut Index) -> Arc<BTreeSet<NodeName>> {
-    let zones = queue.refusals.excluded_zones(pod);
-    if zones.is_empty() {
-        return Arc::default();
-    }
-    let mut nodes = 0;
-    let all = view.nodes().map(|(name, _)| name).inspect(|_| nodes += 1);
-    let shunned = all.filter(|name| view.zone_of(name).is_some_and(|zone| zones.contains(zone)));
-    let shunned: BTreeSet<NodeName> = shunned.cloned().collect();
-    index.pay(TERM_TICKS.saturating_mul(nodes));
     index.pay(KEPT_TICKS.saturating_mul(shunned.len() as u64));
     Arc::new(shunned)
 }

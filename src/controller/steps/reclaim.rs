@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::queue::TriedBy;
-use crate::controller::steps::place::exclude;
+use crate::controller::steps::place::owner;
 use crate::controller::steps::units::tried_by;
 use crate::controller::tracker::Because;
 use crate::controller::view::{Asks, Claim, Pod};
@@ -141,11 +141,14 @@ impl Core {
             return;
         };
         for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
+            let zone = self.view.zone_of(node);
+            self.queue.refusals.exclude(&pod.at.uid, node, zone, now);
             // Who starts pods by groups keeps out what is over a queue's limit, wherever it would go.
             if is_young && self.view.is_grouped(pod) {
                 self.queue.refusals.pause(&pod.at.uid, now);
+            } else if let Some(owner) = owner(&pod.at.uid, &self.view).filter(|_| is_young) {
+                self.queue.refusals.siblings.note(&owner, node, zone, now);
             }
-            exclude(&pod.at.uid, node, &self.view, &mut self.queue, now);
             self.recorder.moved(pod, node, &why, now);
         }
     }

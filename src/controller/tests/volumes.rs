@@ -284,7 +284,58 @@ fn what_refused_a_pod_is_left_for_last_for_its_siblings_too() {
     cluster.check();
 }
 
-/// It is forgotten after a while, and of few owners kept.
+/// A pod that only one node takes is there after a try in each of the other zones, whatever others of its owner met there.
+#[test]
+fn what_siblings_met_costs_nobody_more_tries() {
+    let mut cluster = Cluster::new(Rules::default());
+    put_node(&mut cluster, "node-a0", "a");
+    for zone in ["b", "c"] {
+        (0..4).for_each(|nth| put_node(&mut cluster, &format!("node-{zone}{nth}"), zone));
+    }
+    let put = |cluster: &mut Cluster, name: &str| {
+        super::moving::put(cluster, name, "10Gi", "web", json!({}));
+        cluster.settle(4 * SECOND);
+    };
+    put(&mut cluster, "web-0");
+    assert_eq!(refuse(&mut cluster, "web-0"), "node-a0");
+    put(&mut cluster, "web-1");
+    let mut refused = Vec::new();
+    for _ in 0..30 {
+        cluster.settle(4 * SECOND);
+        match node_of(&cluster, "web-1") {
+            Some(node) if node == "node-a0" => break,
+            Some(_) => refused.push(refuse(&mut cluster, "web-1")),
+            None => {}
+        }
+    }
+    assert_eq!(node_of(&cluster, "web-1").as_deref(), Some("node-a0"), "{refused:?}");
+    assert_eq!(refused.iter().map(|node| &node[..6]).collect::<Vec<_>>(), ["node-b", "node-c"]);
+    cluster.check();
+}
+
+/// Of a gang that may start with fewer no fewer start, and none waits for room beside them that there is elsewhere.
+#[test]
+fn what_siblings_met_keeps_no_gang_from_where_it_fits() {
+    let mut cluster = cluster(&["a", "b"]);
+    super::moving::put(&mut cluster, "web-0", "10Gi", "web", json!({}));
+    cluster.settle(4 * SECOND);
+    let first = refuse(&mut cluster, "web-0");
+    cluster.settle(4 * SECOND);
+    let term = json!([{"topologyKey": ZONE, "labelSelector": {"matchLabels": {"app": "web"}}}]);
+    let member = json!({"metadata": {"labels": {"app": "web"},
+            "annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}},
+        "spec": {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}}});
+    let names = ["m0", "m1", "m2", "m3"];
+    for name in names {
+        super::moving::put(&mut cluster, name, "20Gi", "web", member.clone());
+    }
+    cluster.settle(LONG);
+    let nodes = names.map(|name| node_of(&cluster, name));
+    assert_eq!(nodes, [(); 4].map(|()| Some(first.clone())), "the other has room for three");
+    cluster.check();
+}
+
+/// It is forgotten after a while.
 #[test]
 fn what_siblings_met_is_forgotten() {
     let mut cluster = Cluster::new(Rules::default());

@@ -115,11 +115,6 @@ impl ClusterView {
         self.pods.origin(pod)
     }
 
-    /// The UID of what makes the pod anew.
-    pub fn owner_of(&self, pod: &PodUid) -> Option<&str> {
-        self.origin(pod).map(|origin| origin.owner.uid.as_str())
-    }
-
     /// Somebody has said that the pod may be moved: on the pod, else on its namespace, else on the classes of all its shares.
     pub fn is_marked_movable(&self, pod: &Pod) -> bool {
         if let Some(mark) = self.origin(&pod.at.uid).and_then(|origin| origin.mark) {

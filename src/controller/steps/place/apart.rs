@@ -152,10 +152,18 @@ impl Core {
             decided => return decided.map_err(|refused| refused.why),
         };
         let Some((first, there)) = refused.first.take() else { return Err(refused.why) };
-        let mut with_a_place = 0;
+        let (mut with_a_place, is_several) = (0, asks(parts, nth).1);
         for domain in self.other_domains(parts, (first, &there)) {
+            if with_a_place >= DOMAINS_MAX {
+                break;
+            }
+            let outside = self.nodes_outside(&domain);
+            if self.capacity.index.goes_on() && !self.fits_there(&parts[first], nth, is_several, &outside) {
+                continue;
+            }
+            with_a_place += 1;
             let other = match self.capacity.index.goes_on() {
-                true => self.in_turn(parts, nth, (&together, Some((first, &domain)))),
+                true => self.in_turn(parts, nth, (&together, Some(&outside))),
                 false => Err(Box::new(InTurn { why: unsearched(parts.len()), first: None })),
             };
             match other {
@@ -164,18 +172,29 @@ impl Core {
                 Err(other) if other.is_unsearched() => {
                     return Err(if had_all { refused.why } else { other.why });
                 }
-                Err(other) => {
-                    with_a_place += usize::from(other.first.is_some());
-                    if other.why.gang.0 > refused.why.gang.0 {
-                        refused = other;
-                    }
-                }
-            }
-            if with_a_place >= DOMAINS_MAX {
-                break;
+                Err(other) if other.why.gang.0 > refused.why.gang.0 => refused = other,
+                Err(_) => {}
             }
         }
         Err(refused.why)
+    }
+
+    /// All nodes but those of a domain.
+    fn nodes_outside(&mut self, domain: &BTreeSet<NodeName>) -> NodeSet {
+        let all = self.capacity.index.nodes().map(|node| node.name());
+        let outside: BTreeSet<NodeName> = all.filter(|name| !domain.contains(*name)).cloned().collect();
+        self.capacity.index.pay(KEPT_TICKS.saturating_mul(outside.len() as u64));
+        Arc::new(outside)
+    }
+
+    /// The pod by itself has a place there.
+    fn fits_there(&mut self, part: &PodPart, nth: usize, is_several: bool, outside: &NodeSet) -> bool {
+        let nodes = part.nodes_beside(part.apart.iter().chain([outside]).cloned().collect());
+        let asks = [PodAsk { shape: part.way(nth).shape.clone(), nodes }];
+        match is_several {
+            false => allocate::places(&mut self.capacity.index, &asks, part.policy).is_some(),
+            true => multi_gpu::places(&mut self.capacity, &asks, part.policy).is_some(),
+        }
     }
 
     /// Those of these pods that must be near others, and those whom they must be near, by their places in the list. None:
@@ -234,28 +253,22 @@ impl Core {
         others.into_iter().take(DOMAINS_TRIED_MAX).map(|(_, names)| names).collect()
     }
 
-    /// One trial. `together`: the pods that are to be near one another; `led`: where these go, if that is said, and which of
-    /// them goes there first: the others are tried only if it has a place there.
+    /// One trial. `together`: the pods that are to be near one another; `outside`: where these do not go, if that is said.
     fn in_turn(
         &mut self,
         parts: &[PodPart],
         nth: usize,
-        (together, led): (&BTreeSet<usize>, Option<(usize, &BTreeSet<NodeName>)>),
+        (together, outside): (&BTreeSet<usize>, Option<&NodeSet>),
     ) -> Result<Decision, Box<InTurn>> {
         let (asks, is_several) = asks(parts, nth);
         let mut placed: Vec<(usize, Placement)> = Vec::with_capacity(parts.len());
         let mut refused = None;
-        let mut order = allocate::in_order(&self.capacity.index, &asks);
-        if let Some((first, _)) = led {
-            order.sort_by_key(|at| (*at != first, !together.contains(at)));
-        }
-        let mut left = VecDeque::from(order);
+        let mut left: VecDeque<usize> = allocate::in_order(&self.capacity.index, &asks).into();
         // How many were put behind the others since one was placed.
         let (mut is_first, mut behind) = (true, 0);
         while let Some(at) = left.pop_front() {
-            let domain = led.map(|(_, domain)| domain).filter(|_| together.contains(&at));
-            let is_hopeless = led.is_some() && placed.is_empty();
-            let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, (is_first, domain));
+            let outside = outside.filter(|_| together.contains(&at));
+            let decided = self.decide_next(&parts[at], asks[at].clone(), is_several, (is_first, outside));
             is_first = false;
             match decided {
                 Ok(place) => {
@@ -265,7 +278,7 @@ impl Core {
                     behind = 0;
                 }
                 // Who it must be near may be one of those that come after it.
-                Err(_) if behind < left.len() && !is_hopeless && self.is_near_others(&parts[at].pod) => {
+                Err(_) if behind < left.len() && self.is_near_others(&parts[at].pod) => {
                     left.push_back(at);
                     behind += 1;
                 }
@@ -295,18 +308,15 @@ impl Core {
         part: &PodPart,
         mut ask: PodAsk,
         is_several: bool,
-        (is_first, domain): (bool, Option<&BTreeSet<NodeName>>),
+        (is_first, outside): (bool, Option<&NodeSet>),
     ) -> Result<Placement, Explanation> {
         let spent = |ask: &PodAsk| unsearched(ask.shape.wants.len());
         if !is_first && !self.capacity.index.goes_on() {
             return Err(spent(&ask));
         }
-        let apart = self.kept_off(&part.pod);
+        let mut apart = self.kept_off(&part.pod);
+        apart.extend(outside.cloned());
         ask.nodes = part.nodes_beside(apart);
-        if let Some(names) = domain {
-            ask.nodes = Nodes::Only(names.iter().filter(|name| ask.nodes.allow(name)).cloned().collect());
-            self.capacity.index.pay(KEPT_TICKS.saturating_mul(names.len() as u64));
-        }
         let asks = std::slice::from_ref(&ask);
         let decision = match is_several {
             false => allocate::decide(&mut self.capacity.index, asks, part.policy),
