@@ -49,7 +49,7 @@ pub(super) const IN_ONE_GO: Duration = Duration::from_secs(15);
 const NOT_ALL_LOOKED_AT: &str = "their open files could not all be looked at";
 
 /// Why a listing says nothing of processes that it lacks.
-const MORE_THAN_LISTED: &str = "more processes start on the node than can be listed";
+const NOT_ALL_LISTED: &str = "not all processes that start on the node could be listed";
 
 /// A claim whose devices are not free, though nobody should have them any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl Holders {
         };
         let found: Vec<Holder> = pods.iter().filter_map(holder).collect();
         if found.is_empty() && now.is_cut {
-            return Err(MORE_THAN_LISTED.to_owned());
+            return Err(NOT_ALL_LISTED.to_owned());
         }
         Ok((found, now.untold.clone()))
     }
@@ -215,7 +215,7 @@ impl Holders {
             Some(problem) => Err(problem),
             None if is_cut => {
                 self.files.count_unmade();
-                Err(MORE_THAN_LISTED.to_owned())
+                Err(NOT_ALL_LISTED.to_owned())
             }
             None => Ok(found),
         }

@@ -99,7 +99,7 @@ impl Listings {
         let was_cut = self.was_cut.swap(is_cut, Ordering::Relaxed);
         if is_cut && !was_cut {
             warn!(
-                "more processes start on the node than can be listed: those that started meanwhile were not all looked at"
+                "not all processes that start on the node could be listed: too many start, or their numbers begin anew"
             );
         }
         found.map(Arc::new).map_err(|error| format!("cannot look at processes: {error}"))

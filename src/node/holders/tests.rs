@@ -350,13 +350,13 @@ fn who_is_not_in_a_listing_that_was_cut_short_may_be_there() {
     let device: DeviceNumber = (NVIDIA_MAJOR, 3);
     let hold = |pod, cause| holders.hold(&record(HoldMode::Mig, pod), cause, true, &[]);
     let held = hold("other", ReleaseCause::Api).unwrap().holders();
-    assert!(held.contains("more processes start"), "{held}");
+    assert!(held.contains("not all processes"), "{held}");
     assert_eq!(hold("other", ReleaseCause::Kubelet), None, "kubelet's word counts");
     assert_eq!(hold("uid", ReleaseCause::Kubelet).unwrap().holders(), "process 7 of pod team/p (uid)");
     let all = [pod_ref("uid"), pod_ref("other")];
     assert_eq!(holders.left_of(&all), all, "neither is known to have ended");
     let problem = holders.openers_of_all(&[device].into(), &[]).unwrap_err();
-    assert!(problem.contains("more processes start"), "{problem}");
+    assert!(problem.contains("not all processes"), "{problem}");
     assert_eq!(holders.files.unmade(), 1);
     processes.cut.store(false, Ordering::SeqCst);
     assert_eq!(hold("other", ReleaseCause::Api), None);
