@@ -43,7 +43,7 @@ pub const BINARY_DIRECTORIES: [&str; 13] = [
 pub const LOADERS: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"];
 
 /// Other files that libraries read, mounted at the same place. `{version}` is the driver's.
-pub const FILES: [&str; 13] = [
+pub const FILES: [&str; 14] = [
     "etc/OpenCL/vendors/nvidia.icd",
     "etc/vulkan/icd.d/nvidia_icd.json",
     "etc/vulkan/implicit_layer.d/nvidia_layers.json",
@@ -55,6 +55,7 @@ pub const FILES: [&str; 13] = [
     "usr/share/nvidia/nvidia-application-profiles-{version}-rc",
     "usr/share/nvidia/nvoptix.bin",
     "usr/share/vulkan/icd.d/nvidia_icd.json",
+    "usr/share/vulkan/icd.d/nvidia_icd.aarch64.json",
     "usr/share/vulkan/icd.d/nvidia_icd.x86_64.json",
     "usr/share/vulkan/implicit_layer.d/nvidia_layers.json",
 ];
