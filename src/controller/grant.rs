@@ -12,6 +12,11 @@ use crate::controller::classes::{OurClasses, of_request};
 use crate::model::names::{DRIVER, NodeName, PoolName, RequestName};
 use crate::model::share::Extent;
 use crate::params::{GrantedDevice, ShareGrant};
+use crate::slices::ShareParts;
+
+/// Capacities of a device that is shared.
+const MEMORY: &str = "memory";
+const SHARES: &str = "shares";
 
 /// What one request was given.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,9 +85,16 @@ pub fn allocation(
     }
 }
 
-/// The allocation of a hold: the whole device, without a share id.
-pub fn hold(node: &NodeName, request: &str, device: &str) -> AllocationResult {
+/// The allocation of a hold: the whole device, without a share id, which keeps kube-scheduler off it. `parts`: what
+/// kube-scheduler gives parts of, if it does. All of that is named as consumed, for those who go by this alone
+/// (Karpenter 1.15.0).
+pub fn hold(node: &NodeName, request: &str, device: &str, parts: Option<ShareParts>) -> AllocationResult {
+    let all = |parts: ShareParts| {
+        let named = [(MEMORY, parts.memory.to_quantity_string()), (SHARES, parts.slots.to_string())];
+        named.into_iter().map(|(name, text)| (name.to_owned(), Quantity(text))).collect()
+    };
     let result = DeviceRequestAllocationResult {
+        consumed_capacity: parts.map(all),
         driver: DRIVER.to_owned(),
         pool: node.to_string(),
         device: device.to_owned(),
@@ -107,9 +119,9 @@ fn result(
         None => PoolName::Shares(node.clone()),
     };
     let consumed = [
-        ("memory", device.memory.to_quantity_string()),
+        (MEMORY, device.memory.to_quantity_string()),
         ("compute", device.compute.map_or(0, |percent| percent.get()).to_string()),
-        ("shares", device.slots.to_string()),
+        (SHARES, device.slots.to_string()),
     ];
     let consumed = consumed.into_iter().map(|(name, text)| (name.to_owned(), Quantity(text))).collect();
     DeviceRequestAllocationResult {

@@ -34,6 +34,7 @@ use crate::controller::Moment;
 use crate::controller::gpus::NotedGpus;
 use crate::controller::view::{GpuRef, Sought};
 use crate::model::claim::ClaimRef;
+use crate::slices::ShareParts;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum HoldPhase {
@@ -88,8 +89,8 @@ pub enum HoldStanding {
 pub enum ReleaseStep {
     /// Take its allocation away.
     Clear(ClaimVersion),
-    /// Allocate it again, to stand by.
-    Restore(ClaimVersion),
+    /// Allocate it again, to stand by, and all that kube-scheduler gives parts of.
+    Restore(ClaimVersion, Option<ShareParts>),
     Delete(ClaimVersion),
 }
 
@@ -97,7 +98,7 @@ impl ReleaseStep {
     /// The hold, as it is to be when the step is done.
     pub fn at(&self) -> &ClaimVersion {
         match self {
-            Self::Clear(at) | Self::Restore(at) | Self::Delete(at) => at,
+            Self::Clear(at) | Self::Restore(at, _) | Self::Delete(at) => at,
         }
     }
 }

@@ -16,7 +16,7 @@ impl Pending {
     pub fn add(&mut self, writes: Vec<Write>) {
         for write in writes {
             match write {
-                Write::Hold(_) | Write::WatchBarrier(_) => self.first.push_back(write),
+                Write::Hold(..) | Write::WatchBarrier(_) => self.first.push_back(write),
                 _ => self.then.push_back(write),
             }
         }
@@ -44,7 +44,7 @@ mod tests {
     }
 
     fn hold(gpu: &str) -> Write {
-        Write::Hold(GpuRef::new(&"a".into(), &gpu.into()))
+        Write::Hold(GpuRef::new(&"a".into(), &gpu.into()), None)
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::controller::view::GpuRef;
 use crate::controller::view::movable::PodOwner;
 use crate::model::claim::{ClaimKey, PodRef};
 use crate::model::names::{ClaimUid, PodUid};
+use crate::slices::ShareParts;
 
 /// The controller-manager clears what has it when its last user has ended.
 pub const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -26,8 +27,8 @@ pub struct Round {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    /// Create the hold of a GPU and allocate it.
-    Hold(GpuRef),
+    /// Create the hold of a GPU and allocate it, and all that kube-scheduler gives parts of.
+    Hold(GpuRef, Option<ShareParts>),
     /// Mark a hold: once the watch brings it, it has brought all that came before.
     WatchBarrier(ClaimVersion),
     /// A step of a hold that is to go.

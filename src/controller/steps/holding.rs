@@ -132,7 +132,10 @@ impl Core {
         let acts = self.holds.step(now, worth, |gpu| standing(view, gpu));
         for act in acts {
             match act {
-                Act::Take(gpu) => round.writes.push(Write::Hold(gpu)),
+                Act::Take(gpu) => {
+                    let parts = self.view.given_in_parts(&gpu);
+                    round.writes.push(Write::Hold(gpu, parts));
+                }
                 Act::Look(gpu) => match self.view.hold(&gpu).and_then(Claim::version) {
                     Some(hold) => {
                         round.writes.push(Write::WatchBarrier(hold.clone()));
@@ -202,7 +205,7 @@ fn standing(view: &ClusterView, gpu: &GpuRef) -> HoldStanding {
         _ if !view.counts_once(gpu) => HoldStanding::Due(ReleaseStep::Delete(at)),
         (true, true) => HoldStanding::StandBy,
         (true, false) => HoldStanding::Due(ReleaseStep::Clear(at)),
-        (false, true) => HoldStanding::Due(ReleaseStep::Restore(at)),
+        (false, true) => HoldStanding::Due(ReleaseStep::Restore(at, view.given_in_parts(gpu))),
         (false, false) => HoldStanding::Due(ReleaseStep::Delete(at)),
     }
 }

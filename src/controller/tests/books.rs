@@ -23,7 +23,7 @@ fn give(cluster: &mut Cluster, name: &str) {
     cluster.put_whole(name);
     let mut claim = cluster.claim(name).clone();
     claim.status.get_or_insert_default().allocation =
-        Some(crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0"));
+        Some(crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0", None));
     cluster.store(claim);
 }
 

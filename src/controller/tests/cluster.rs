@@ -20,12 +20,14 @@ use crate::controller::config::Rules;
 use crate::controller::core::Core;
 use crate::controller::grant;
 use crate::controller::holds::ReleaseStep;
+use crate::controller::view::GpuRef;
 use crate::controller::view::claim::{HOLD_DEVICE, HOLD_NODE, LOOKED, version};
 use crate::controller::write::{Failure, Write, WriteOutcome};
 use crate::model::claim::PodRef;
 use crate::model::names::{DRIVER, HOLD_LABEL, OPT_IN_LABEL, OPT_IN_VALUE, SHARED_CLASS};
 use crate::model::share::Extent;
 use crate::params::{Params, decode};
+use crate::slices::ShareParts;
 
 pub const NS: &str = "tranche-system";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -468,7 +470,7 @@ impl Cluster {
     pub fn write_half(&mut self) {
         match self.writes.pop_front() {
             Some(Write::Allocate { at, marks, .. }) => drop(self.mark(&at, &marks)),
-            Some(Write::Hold(gpu)) => drop(self.make_hold(gpu.node.as_str(), gpu.device.as_str())),
+            Some(Write::Hold(gpu, _)) => drop(self.make_hold(gpu.node.as_str(), gpu.device.as_str())),
             _ => {}
         }
     }
@@ -508,7 +510,7 @@ impl Cluster {
     pub fn fail(&mut self, failure: Failure) {
         let Some(write) = self.writes.pop_front() else { return };
         let outcome = match write {
-            Write::Hold(gpu) => WriteOutcome::Held(gpu, Err(failure)),
+            Write::Hold(gpu, _) => WriteOutcome::Held(gpu, Err(failure)),
             Write::WatchBarrier(at) => WriteOutcome::BarrierWritten(at.claim.uid, Err(failure)),
             Write::Release(gpu, step) => {
                 WriteOutcome::Released(gpu, step.at().claim.uid.clone(), Err(failure))
@@ -529,8 +531,8 @@ impl Cluster {
             (result, _) => result.map(Box::new),
         };
         match write {
-            Write::Hold(gpu) => {
-                let made = self.hold(&gpu.node.to_string(), &gpu.device.to_string());
+            Write::Hold(gpu, parts) => {
+                let made = self.hold(&gpu, parts);
                 WriteOutcome::Held(gpu, hear(made))
             }
             Write::WatchBarrier(at) => {
@@ -543,8 +545,8 @@ impl Cluster {
                 let uid = step.at().claim.uid.clone();
                 let done = match step {
                     ReleaseStep::Clear(at) => self.allocate(&at, None),
-                    ReleaseStep::Restore(at) => {
-                        let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str());
+                    ReleaseStep::Restore(at, parts) => {
+                        let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str(), parts);
                         self.allocate(&at, Some(made))
                     }
                     ReleaseStep::Delete(at) => {
@@ -658,9 +660,10 @@ impl Cluster {
         pods.map(|((_, name), _)| name.clone()).collect()
     }
 
-    pub fn hold(&mut self, node: &str, device: &str) -> Result<ResourceClaim, Failure> {
-        let mut claim = self.make_hold(node, device)?;
-        claim.status.get_or_insert_default().allocation = Some(grant::hold(&node.into(), "gpu", device));
+    pub fn hold(&mut self, gpu: &GpuRef, parts: Option<ShareParts>) -> Result<ResourceClaim, Failure> {
+        let mut claim = self.make_hold(gpu.node.as_str(), gpu.device.as_str())?;
+        let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str(), parts);
+        claim.status.get_or_insert_default().allocation = Some(made);
         Ok(self.store(claim))
     }
 

@@ -135,7 +135,7 @@ fn who_waits_hears_the_controllers_words_and_each_nodes() {
             let name = format!("whole-{node}-{gpu}");
             cluster.put_whole(&name);
             let mut claim = cluster.claim(&name).clone();
-            let made = crate::controller::grant::hold(&node.into(), "gpu", gpu);
+            let made = crate::controller::grant::hold(&node.into(), "gpu", gpu, None);
             claim.status.get_or_insert_default().allocation = Some(made);
             cluster.store(claim);
         }
@@ -386,7 +386,7 @@ fn claims_of_others_are_told_whose_they_are() {
     let Answer::NotOurs { place: None, words } = asked(&mut cluster, "whole").answer else { panic!() };
     assert!(words.contains("of 3 shareable GPUs that its requests choose 2 are nobody's"), "{words}");
     let mut claim = cluster.claim("whole").clone();
-    let made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-2");
+    let made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-2", None);
     claim.status.get_or_insert_default().allocation = Some(made);
     cluster.store(claim);
     let Answer::NotOurs { place: Some(place), .. } = asked(&mut cluster, "whole").answer else { panic!() };
@@ -447,7 +447,7 @@ fn a_place_that_is_not_used_says_why() {
     assert!(told.pods[0].reserved && told.pods[0].node.is_some());
     cluster.put_whole("whole");
     let mut claim = cluster.claim("whole").clone();
-    let made = crate::controller::grant::hold(&node.as_str().into(), "gpu", "gpu-0");
+    let made = crate::controller::grant::hold(&node.as_str().into(), "gpu", "gpu-0", None);
     claim.status.get_or_insert_default().allocation = Some(made);
     cluster.store(claim);
     let (_, _, remarks) = place(&asked(&mut cluster, "a").answer);

@@ -79,7 +79,7 @@ fn a_pod_that_loses_its_gates_while_a_hold_settles_is_waited_for() {
             share(&mut cluster, "a", "10Gi");
             let written = |write: &Write| match after_the_look_began {
                 true => matches!(write, Write::WatchBarrier(_)),
-                false => matches!(write, Write::Hold(_)),
+                false => matches!(write, Write::Hold(..)),
             };
             until(&mut cluster, written);
             cluster.write(false);

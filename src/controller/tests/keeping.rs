@@ -220,7 +220,7 @@ fn nothing_is_kept_where_others_have_gpus_whole() {
     let mut cluster = cluster(&[2], 60);
     cluster.put_whole("whole");
     let mut claim = cluster.claim("whole").clone();
-    let made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0");
+    let made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0", None);
     claim.status.get_or_insert_default().allocation = Some(made);
     cluster.store(claim);
     whole(&mut cluster, ("mallory", "two"), 2, "H100");

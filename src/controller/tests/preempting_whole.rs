@@ -36,7 +36,7 @@ fn schedule(cluster: &mut Cluster, name: &str) -> Option<(String, String)> {
     let free =
         gpus.collect::<Vec<_>>().into_iter().find(|gpu| !named.contains(gpu) && there(cluster, gpu))?;
     let mut claim = cluster.claim(name).clone();
-    let made = crate::controller::grant::hold(&free.0.as_str().into(), "gpu", &free.1);
+    let made = crate::controller::grant::hold(&free.0.as_str().into(), "gpu", &free.1, None);
     claim.status.get_or_insert_default().allocation = Some(made);
     cluster.store(claim);
     bind(cluster, name);

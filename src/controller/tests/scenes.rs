@@ -49,7 +49,7 @@ fn whole_claim_takes(cluster: &mut Cluster, name: &str, node: &str, device: &str
         cluster.put_whole(name);
     }
     let mut claim = cluster.claim(name).clone();
-    let made = crate::controller::grant::hold(&node.into(), "gpu", device);
+    let made = crate::controller::grant::hold(&node.into(), "gpu", device, None);
     claim.status.get_or_insert_default().allocation = Some(made);
     cluster.store(claim);
 }
@@ -191,7 +191,7 @@ fn a_hold_of_ours_that_is_being_written_is_nobody_to_wait_for() {
     share(&mut cluster, "b", "79Gi");
     cluster.deliver(usize::MAX);
     cluster.round();
-    assert!(matches!(*cluster.writes.make_contiguous(), [Write::Hold(_), Write::Hold(_)]));
+    assert!(matches!(*cluster.writes.make_contiguous(), [Write::Hold(..), Write::Hold(..)]));
     cluster.write_half();
     cluster.settle(3 * MOMENT);
     let placed = ["a", "b"].into_iter().filter(|name| cluster.place(name).is_some()).count();
@@ -283,7 +283,7 @@ fn a_hold_whose_answer_was_lost_is_deleted_and_the_gpu_tried_again() {
     share(&mut cluster, "a", "10Gi");
     cluster.deliver(9);
     cluster.round();
-    assert!(matches!(cluster.writes[0], Write::Hold(_)));
+    assert!(matches!(cluster.writes[0], Write::Hold(..)));
     cluster.write(true);
     assert_eq!(cluster.holds().len(), 1);
     cluster.settle(LONG);
@@ -493,7 +493,7 @@ fn a_new_leader_reads_who_holds_what_and_writes_nothing() {
 #[test]
 fn a_hold_that_was_never_allocated_is_deleted_by_the_next_leader() {
     let mut cluster = cluster(1, 1);
-    cluster.hold("node-0", "gpu-0").unwrap();
+    cluster.hold(&GpuRef::new(&"node-0".into(), &"gpu-0".into()), None).unwrap();
     let at = (NS.to_owned(), "hold.gpu-0.node-0".to_owned());
     let mut claim = cluster.claims[&at].clone();
     claim.status = None;
@@ -1106,7 +1106,7 @@ fn a_forged_grant_counts_as_somebody_else() {
             {"device": "gpu-0", "gpu": "GPU-node-0-0", "memory": "1Gi", "slots": 1, "isolation": "mps"}]});
         cluster.put_whole("forged");
         let mut claim = cluster.claim("forged").clone();
-        let mut made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0");
+        let mut made = crate::controller::grant::hold(&"node-0".into(), "gpu", "gpu-0", None);
         made.devices.as_mut().unwrap().config = Some(vec![object(json!({"source": source,
             "requests": ["gpu"], "opaque": {"driver": "gpu.nvidia.com", "parameters": share}}))]);
         claim.status.get_or_insert_default().allocation = Some(made);
@@ -1314,4 +1314,28 @@ fn a_claim_that_cannot_be_read_keeps_what_it_names_and_nothing_else() {
     cluster.settle(LONG);
     assert!(cluster.place("b").is_some());
     assert_eq!(cluster.core.view.unreadables(), 1);
+}
+
+/// Who goes by what is consumed alone sees that nothing is left of a GPU that is held.
+#[test]
+fn a_hold_names_all_that_the_scheduler_gives_parts_of() {
+    for keeps in [true, false] {
+        let mut cluster = Cluster::new(rules());
+        cluster.keeps = keeps;
+        cluster.put_node("node-0", 1);
+        share(&mut cluster, "a", "10Gi");
+        cluster.settle(LONG);
+        assert!(cluster.place("a").is_some());
+        let device = &cluster.slices["node-0"].spec.devices.as_ref().unwrap()[0];
+        let published =
+            ["memory", "shares"].map(|name| device.capacity.as_ref().unwrap()[name].value.clone());
+        let hold = &cluster.claims[&(NS.to_owned(), "hold.gpu-0.node-0".to_owned())];
+        let allocation = hold.status.as_ref().and_then(|status| status.allocation.as_ref()).unwrap();
+        let result = &allocation.devices.as_ref().unwrap().results.as_ref().unwrap()[0];
+        assert_eq!(result.share_id, None, "it has the device, and no part of it");
+        let consumed = result.consumed_capacity.clone();
+        let all = ["memory", "shares"].map(str::to_owned).into_iter().zip(published).collect();
+        assert_eq!(consumed, keeps.then_some(all));
+        cluster.check();
+    }
 }

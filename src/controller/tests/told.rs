@@ -126,7 +126,7 @@ fn an_answer_that_comes_after_its_claim_was_deleted_brings_nothing_back() {
 fn an_answer_that_comes_after_the_list_that_its_claim_is_missing_from_misleads_for_no_longer_than_a_write() {
     let mut cluster = cluster(1, 1);
     share(&mut cluster, "a", "10Gi");
-    until(&mut cluster, |write| matches!(write, Write::Hold(_)));
+    until(&mut cluster, |write| matches!(write, Write::Hold(..)));
     cluster.write_unheard(0, false);
     cluster.drop_claim(&(NS.to_owned(), cluster.holds()[0].clone()));
     cluster.relist();

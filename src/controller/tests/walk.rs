@@ -601,7 +601,8 @@ impl Walk {
             let at = ("ml".to_owned(), one.claim.clone());
             let Some(mut claim) = self.cluster.claims.get(&at).cloned() else { continue };
             if results(&claim).is_empty() {
-                let made = crate::controller::grant::hold(&one.node.as_str().into(), "gpu", &one.device);
+                let made =
+                    crate::controller::grant::hold(&one.node.as_str().into(), "gpu", &one.device, None);
                 claim.status.get_or_insert_default().allocation = Some(made);
                 self.cluster.store(claim);
             }

@@ -4,7 +4,7 @@ use crate::cluster::allocation::ClaimVersion;
 use crate::controller::view::{Claim, ClusterView, GpuRef, Kind, Use, is_older};
 use crate::model::claim::ClaimKey;
 use crate::model::names::DeviceName;
-use crate::slices::BoardParts;
+use crate::slices::{BoardParts, ShareParts};
 
 /// Has the watch brought a version of a claim, and so all that came before it?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,14 @@ impl ClusterView {
     /// back as either kind.
     pub fn counts_once(&self, gpu: &GpuRef) -> bool {
         self.gpu(gpu).is_none_or(|gpu| !gpu.grantable.keeps_shares())
+    }
+
+    /// What there is of a GPU that kube-scheduler gives parts of, too.
+    pub fn given_in_parts(&self, gpu: &GpuRef) -> Option<ShareParts> {
+        match &self.gpu(gpu)?.grantable.parts {
+            BoardParts::Shares(shares) => shares.keeps_shares.then_some(*shares),
+            BoardParts::Mig(_) => None,
+        }
     }
 
     /// The hold of a GPU, allocated or not.

@@ -598,7 +598,7 @@ impl Api {
     fn perform(&mut self, write: Write) -> WriteOutcome {
         let boxed = |done: Result<ResourceClaim, Failure>| done.map(Box::new);
         match write {
-            Write::Hold(gpu) => {
+            Write::Hold(gpu, _) => {
                 let made = self.hold(gpu.node.as_str(), gpu.device.as_str());
                 WriteOutcome::Held(gpu, boxed(made))
             }
@@ -611,7 +611,7 @@ impl Api {
                 let uid = step.at().claim.uid.clone();
                 let done = match step {
                     ReleaseStep::Clear(at) => self.allocate(&at, None).map(drop),
-                    ReleaseStep::Restore(at) => {
+                    ReleaseStep::Restore(at, _) => {
                         let made = of_hold(gpu.node.as_str(), gpu.device.as_str());
                         self.allocate(&at, Some(made)).map(drop)
                     }
