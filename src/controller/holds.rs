@@ -34,7 +34,6 @@ use crate::controller::Moment;
 use crate::controller::gpus::NotedGpus;
 use crate::controller::view::{GpuRef, Sought};
 use crate::model::claim::ClaimRef;
-use crate::slices::ShareParts;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum HoldPhase {
@@ -89,8 +88,8 @@ pub enum HoldStanding {
 pub enum ReleaseStep {
     /// Take its allocation away.
     Clear(ClaimVersion),
-    /// Allocate it again, to stand by, and all that kube-scheduler gives parts of.
-    Restore(ClaimVersion, Option<ShareParts>),
+    /// Allocate it again, to stand by: where the books have a GPU once, and no parts of it are given.
+    Restore(ClaimVersion),
     Delete(ClaimVersion),
 }
 
@@ -98,7 +97,7 @@ impl ReleaseStep {
     /// The hold, as it is to be when the step is done.
     pub fn at(&self) -> &ClaimVersion {
         match self {
-            Self::Clear(at) | Self::Restore(at, _) | Self::Delete(at) => at,
+            Self::Clear(at) | Self::Restore(at) | Self::Delete(at) => at,
         }
     }
 }

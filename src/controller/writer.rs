@@ -152,8 +152,8 @@ impl Writer {
     async fn release(&self, gpu: &GpuRef, step: ReleaseStep) -> Result<(), Failure> {
         match step {
             ReleaseStep::Clear(at) => self.gated(|| self.api.set_allocation(&at, None)).await.map(drop),
-            ReleaseStep::Restore(at, parts) => {
-                let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str(), parts);
+            ReleaseStep::Restore(at) => {
+                let allocation = grant::hold(&gpu.node, HOLD_REQUEST, gpu.device.as_str(), None);
                 self.allocate(at, &Marks::default(), allocation).await.map(drop)
             }
             ReleaseStep::Delete(at) => self.gated(|| self.api.delete_claim(&at)).await,

@@ -96,7 +96,7 @@ impl Refusals {
         pauses.filter(|until| *until > now).max()
     }
 
-    /// True if a node is open again to a pod, since this was last asked.
+    /// True if a node is open again to a pod, or comes last no more, since this was last asked.
     pub fn expire(&mut self, now: Moment) -> bool {
         let mut any = false;
         for one in self
@@ -110,11 +110,13 @@ impl Refusals {
             any = true;
         }
         self.excluded.retain(|_, of_pod| {
+            let before = of_pod.len();
             of_pod.retain(|_, one| now < one.until + FORGET);
+            any |= of_pod.len() < before;
             !of_pod.is_empty()
         });
         self.paused.retain(|_, one| now < one.until + FORGET);
-        self.siblings.forget(now);
+        any |= self.siblings.forget(now);
         any
     }
 

@@ -14,7 +14,7 @@ pub struct OwnerKey {
     pub uid: String,
 }
 
-/// Owners at a time. With one more, whose pods were refused first is forgotten.
+/// Owners at a time. With one more, one of the namespace that has the most is forgotten.
 const OWNERS_MAX: usize = 256;
 /// After so long without a refusal by it, a node comes last no more.
 const FORGET: Duration = Duration::from_secs(600);
@@ -40,12 +40,22 @@ impl Siblings {
     /// A node has refused a pod of this owner. `zone`: the one that it is in, if others are to be tried first.
     pub fn note(&mut self, owner: &OwnerKey, node: &NodeName, zone: Option<&str>, now: Moment) {
         if !self.owners.contains_key(owner) && self.owners.len() >= OWNERS_MAX {
-            let last = |met: &BTreeMap<NodeName, Met>| met.values().map(|met| met.at).max();
-            let oldest = self.owners.iter().min_by_key(|(_, met)| last(met)).map(|(owner, _)| owner.clone());
-            oldest.and_then(|oldest| self.owners.remove(&oldest));
+            self.drop_one();
         }
         let met = Met { at: now, zone: zone.map(Into::into) };
         self.owners.entry(owner.clone()).or_default().insert(node.clone(), met);
+    }
+
+    /// Of the namespace with the most owners the one whose pods were refused first.
+    fn drop_one(&mut self) {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        self.owners.keys().for_each(|owner| *counts.entry(&owner.namespace).or_default() += 1);
+        let most = counts.values().copied().max().unwrap_or_default();
+        let last = |met: &BTreeMap<NodeName, Met>| met.values().map(|met| met.at).max();
+        let theirs =
+            self.owners.iter().filter(|(owner, _)| counts.get(owner.namespace.as_str()) == Some(&most));
+        let oldest = theirs.min_by_key(|(_, met)| last(met)).map(|(owner, _)| owner.clone());
+        oldest.and_then(|oldest| self.owners.remove(&oldest));
     }
 
     /// Nodes that have refused a pod of this owner.
@@ -69,11 +79,16 @@ impl Siblings {
         any || owners.iter().fold(false, |any, owner| self.owners.remove(owner).is_some() || any)
     }
 
-    pub fn forget(&mut self, now: Moment) {
+    /// True if something is forgotten now.
+    pub fn forget(&mut self, now: Moment) -> bool {
+        let mut any = false;
         self.owners.retain(|_, met| {
+            let before = met.len();
             met.retain(|_, met| now < met.at + FORGET);
+            any |= met.len() < before;
             !met.is_empty()
         });
+        any
     }
 }
 
@@ -98,6 +113,11 @@ mod tests {
         siblings.note(&owner(OWNERS_MAX), &node, None, at(501));
         assert_eq!(siblings.owners.len(), OWNERS_MAX);
         assert_eq!([0, 1, 2, OWNERS_MAX].map(|nth| siblings.nodes(&owner(nth)).count()), [2, 0, 1, 1]);
+        // Who has many takes nothing from who has few.
+        let other = OwnerKey { namespace: "other".to_owned(), uid: "rs".to_owned() };
+        siblings.note(&other, &node, None, at(0));
+        siblings.note(&owner(OWNERS_MAX + 1), &node, None, at(502));
+        assert_eq!(siblings.nodes(&other).count(), 1);
     }
 
     #[test]
@@ -105,10 +125,11 @@ mod tests {
         let mut siblings = Siblings::default();
         siblings.note(&owner(0), &NodeName::new("a"), Some("z"), at(0));
         siblings.note(&owner(0), &NodeName::new("b"), None, at(100));
-        siblings.forget(at(600));
+        assert!(!siblings.forget(at(599)));
+        assert!(siblings.forget(at(600)));
         assert_eq!(siblings.nodes(&owner(0)).map(NodeName::as_str).collect::<Vec<_>>(), ["b"]);
         assert_eq!(siblings.zones(&owner(0)).count(), 0);
-        siblings.forget(at(700));
+        assert!(siblings.forget(at(700)));
         assert!(siblings.is_empty());
     }
 }

@@ -7,7 +7,6 @@ use crate::controller::bounds::Bounds;
 use crate::controller::classes::POLICY;
 use crate::controller::core::Core;
 use crate::controller::holds::HoldPhase;
-use crate::controller::steps::place::owner;
 use crate::controller::tracker::{Arrival, as_grant};
 use crate::controller::view::{Claim, GpuRef, News, NodeState, Pod, Use};
 use crate::feasible::Demands;
@@ -158,12 +157,10 @@ impl Core {
         let meant = |pod: &Pod| before.users.pods.is_empty() || before.users.pods.contains(&pod.at.uid);
         let refused = |pod: &&Pod| pod.node.is_none() && !pod.ending && meant(pod);
         let pods = self.view.claim(key).into_iter().flat_map(|claim| self.view.pods_of(claim));
-        for pod in pods.filter(refused) {
-            let zone = self.view.zone_of(node);
-            self.queue.refusals.exclude(&pod.at.uid, node, zone, now);
-            if let Some(owner) = owner(&pod.at.uid, &self.view) {
-                self.queue.refusals.siblings.note(&owner, node, zone, now);
-            }
+        let refused: Vec<Pod> = pods.filter(refused).cloned().collect();
+        for pod in &refused {
+            self.queue.refusals.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
+            self.note_for_siblings(&pod.at.uid, node, now);
             self.recorder.taken_back(pod, node, now);
         }
     }

@@ -205,7 +205,7 @@ fn standing(view: &ClusterView, gpu: &GpuRef) -> HoldStanding {
         _ if !view.counts_once(gpu) => HoldStanding::Due(ReleaseStep::Delete(at)),
         (true, true) => HoldStanding::StandBy,
         (true, false) => HoldStanding::Due(ReleaseStep::Clear(at)),
-        (false, true) => HoldStanding::Due(ReleaseStep::Restore(at, view.given_in_parts(gpu))),
+        (false, true) => HoldStanding::Due(ReleaseStep::Restore(at)),
         (false, false) => HoldStanding::Due(ReleaseStep::Delete(at)),
     }
 }

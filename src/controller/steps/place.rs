@@ -330,7 +330,7 @@ impl Core {
             .as_ref()
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
         let without = ports_taken(uid, &self.view, &mut self.pods, &mut self.capacity.index);
-        let owner = self.owner_key(uid);
+        let owner = self.owner_key(uid).filter(|_| !self.queue.refusals.siblings.is_empty());
         let zones = shunned(uid, owner.as_ref(), &self.view, &self.queue, &mut self.capacity.index);
         let ruled = apart::ruled(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let apart = apart::sets(&ruled, &mut self.capacity.index);
@@ -397,12 +397,20 @@ impl Core {
         ports_taken(pod, &self.view, &mut self.pods, &mut self.capacity.index)
     }
 
-    /// What makes the pod, if it starts by itself and others of it may have met something.
+    /// What makes the pod, if it starts by itself.
     fn owner_key(&self, pod: &PodUid) -> Option<OwnerKey> {
-        if self.queue.refusals.siblings.is_empty() || matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) {
+        if matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) {
             return None;
         }
-        owner(pod, &self.view)
+        let namespace = self.view.pod(pod)?.at.namespace.clone();
+        Some(OwnerKey { namespace, uid: self.view.origin(pod)?.owner.uid.clone() })
+    }
+
+    /// A node has refused the pod: it comes last for others of its owner, too.
+    pub(super) fn note_for_siblings(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
+        if let Some(owner) = self.owner_key(pod) {
+            self.queue.refusals.siblings.note(&owner, node, self.view.zone_of(node), now);
+        }
     }
 
     pub(in crate::controller) fn owners_of(&self, pods: &[PodUid]) -> BTreeSet<OwnerKey> {
@@ -415,13 +423,11 @@ impl Core {
         demands.map(|demands| self.barred_for(&demands)).unwrap_or_default()
     }
 
-    /// Which nodes the pod is kept off is known: it takes no ports, requires nothing of other pods, and no zones or nodes are
-    /// left for last, which is looked up for each pod.
+    /// Which nodes the pod is kept off is known: it takes no ports, requires nothing of other pods, and no zones are left for
+    /// last, which is looked up for each pod.
     pub(super) fn is_judged(&self, pod: &PodUid) -> bool {
         let is_looked_up = self.view.ports_of(pod).is_some() || self.view.terms_of(pod).is_some();
-        let refusals = &self.queue.refusals;
-        let met = self.owner_key(pod).is_some_and(|owner| refusals.siblings.nodes(&owner).next().is_some());
-        if is_looked_up || met || !refusals.excluded_zones(pod).is_empty() {
+        if is_looked_up || !self.queue.refusals.excluded_zones(pod).is_empty() {
             return false;
         }
         let demands = self.view.pod(pod).and_then(|pod| pod.demands.as_ref());
@@ -537,12 +543,6 @@ fn barred_for(
     let barred = filter.by(demands, all, is_barred);
     index.pay(TERM_TICKS.saturating_mul(demands.terms()).saturating_mul(nodes));
     barred
-}
-
-/// What makes the pod.
-pub(super) fn owner(pod: &PodUid, view: &ClusterView) -> Option<OwnerKey> {
-    let namespace = view.pod(pod)?.at.namespace.clone();
-    Some(OwnerKey { namespace, uid: view.origin(pod)?.owner.uid.clone() })
 }
 
 /// Where others than the pod have a port that it takes of its node.

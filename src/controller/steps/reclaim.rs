@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::queue::TriedBy;
-use crate::controller::steps::place::owner;
 use crate::controller::steps::units::tried_by;
 use crate::controller::tracker::Because;
 use crate::controller::view::{Asks, Claim, Pod};
@@ -137,19 +136,19 @@ impl Core {
             Because::NoPods | Because::Settled | Because::Overtook => return,
         };
         let Some(claim) = self.view.claim(key) else { return };
-        let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
+        let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone()) else {
             return;
         };
-        for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
-            let zone = self.view.zone_of(node);
-            self.queue.refusals.exclude(&pod.at.uid, node, zone, now);
+        let pods: Vec<Pod> = self.view.pods_of(claim).filter(|pod| !pod.ending).cloned().collect();
+        for pod in &pods {
+            self.queue.refusals.exclude(&pod.at.uid, &node, self.view.zone_of(&node), now);
             // Who starts pods by groups keeps out what is over a queue's limit, wherever it would go.
             if is_young && self.view.is_grouped(pod) {
                 self.queue.refusals.pause(&pod.at.uid, now);
-            } else if let Some(owner) = owner(&pod.at.uid, &self.view).filter(|_| is_young) {
-                self.queue.refusals.siblings.note(&owner, node, zone, now);
+            } else if is_young {
+                self.note_for_siblings(&pod.at.uid, &node, now);
             }
-            self.recorder.moved(pod, node, &why, now);
+            self.recorder.moved(pod, &node, &why, now);
         }
     }
 

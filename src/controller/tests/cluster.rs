@@ -545,8 +545,8 @@ impl Cluster {
                 let uid = step.at().claim.uid.clone();
                 let done = match step {
                     ReleaseStep::Clear(at) => self.allocate(&at, None),
-                    ReleaseStep::Restore(at, parts) => {
-                        let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str(), parts);
+                    ReleaseStep::Restore(at) => {
+                        let made = grant::hold(&gpu.node, "gpu", gpu.device.as_str(), None);
                         self.allocate(&at, Some(made))
                     }
                     ReleaseStep::Delete(at) => {

@@ -611,7 +611,7 @@ impl Api {
                 let uid = step.at().claim.uid.clone();
                 let done = match step {
                     ReleaseStep::Clear(at) => self.allocate(&at, None).map(drop),
-                    ReleaseStep::Restore(at, _) => {
+                    ReleaseStep::Restore(at) => {
                         let made = of_hold(gpu.node.as_str(), gpu.device.as_str());
                         self.allocate(&at, Some(made)).map(drop)
                     }

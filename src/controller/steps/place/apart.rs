@@ -176,6 +176,10 @@ impl Core {
                 Err(_) => {}
             }
         }
+        // The last of them may not have been searched to its end.
+        if !had_all && self.capacity.index.spent().1 {
+            return Err(unsearched(parts.len()));
+        }
         Err(refused.why)
     }
 
