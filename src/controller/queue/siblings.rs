@@ -76,7 +76,12 @@ impl Siblings {
             let met = self.owners.get_mut(owner).into_iter().flat_map(BTreeMap::values_mut);
             met.for_each(|met| any |= met.zone.take().is_some());
         }
-        any || owners.iter().fold(false, |any, owner| self.owners.remove(owner).is_some() || any)
+        if !any {
+            let before = self.owners.len();
+            owners.iter().for_each(|owner| drop(self.owners.remove(owner)));
+            any = self.owners.len() < before;
+        }
+        any
     }
 
     /// True if something is forgotten now.

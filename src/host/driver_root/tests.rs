@@ -144,7 +144,7 @@ fn libraries_for_arm() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), &format!("usr/lib/aarch64-linux-gnu/libcuda.so.{VERSION}"), elf(2, 183));
     let icd = "usr/share/vulkan/icd.d/nvidia_icd.aarch64.json";
-    put(dir.path(), icd, b"{}".to_vec());
+    put(dir.path(), icd, b"{}");
     let files = scanned(&dir);
     assert_eq!((files.arch, files.libraries.len()), (Arch::Aarch64, 1));
     let mounted: Vec<_> = files.files.iter().map(|file| file.container.clone()).collect();
