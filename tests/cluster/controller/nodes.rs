@@ -96,6 +96,62 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     hollow::end(cluster).await;
 }
 
+/// The fuller node comes first, and kube-scheduler refuses it, by a term that the controller does not read. One replica finds
+/// out, and the others are not tried there.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn what_has_refused_one_replica_is_not_tried_by_the_others() {
+    let test = "what_has_refused_one_replica_is_not_tried_by_the_others";
+    let cluster = super::bed_beside(test, 2).await;
+    let auditor = Auditor::begin(&cluster.client).await;
+    super::create_hollow(&cluster, "keeper", share(json!({"memory": "40Gi"})), |pod| {
+        pod["metadata"]["labels"]["role"] = json!("keeper");
+    })
+    .await;
+    let refuses = wait_node(&cluster, "keeper").await;
+    cluster.create(template("part", share(json!({"memory": "4Gi"})))).await;
+    let mut pod = on_hollow(as_nobody(crate::manifests::by_template("part", "x")));
+    super::keep_apart_unseen(&cluster.namespace, &mut pod);
+    pod["metadata"] = json!({"labels": {"app": "web"}});
+    let terms =
+        &mut pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    terms[0]["labelSelector"] = json!({"matchLabels": {"role": "keeper"}});
+    cluster
+        .create(json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+            "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "web"}},
+                     "template": {"metadata": pod["metadata"], "spec": pod["spec"]}}}))
+        .await;
+    let moves =
+        |events: Vec<String>| events.into_iter().filter(|event| event.starts_with("GpuShareMoved")).count();
+    let first = wait_replicas(&cluster, 1).await;
+    assert_eq!(
+        moves(cluster.events(&first[0].0).await),
+        1,
+        "the controller reads the term, and nothing is tried here"
+    );
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "scale", "deployment/web", "--replicas=5"]);
+    for (name, node) in wait_replicas(&cluster, 5).await {
+        assert_ne!(node, refuses, "{name}");
+        if name != first[0].0 {
+            assert_eq!(moves(cluster.events(&name).await), 0, "{name} was tried on {refuses}");
+        }
+    }
+    auditor.end().await;
+    cluster.rig.kubectl(&["-n", &cluster.namespace, "delete", "deployment", "web"]);
+    hollow::end(cluster).await;
+}
+
+/// The names and nodes of so many pods of the Deployment, once all of them are bound.
+async fn wait_replicas(cluster: &TestCluster, count: usize) -> Vec<(String, String)> {
+    let bound = || async {
+        let pods = cluster.api::<Pod>().list(&ListParams::default().labels("app=web")).await.ok()?.items;
+        let at = |pod: Pod| Some((pod.metadata.name?, pod.spec?.node_name?));
+        let all: Vec<_> = pods.into_iter().filter_map(at).collect();
+        (all.len() == count).then_some(all)
+    };
+    wait_until(&format!("{count} replicas to be bound"), hollow::LONG, bound).await
+}
+
 /// Of pods that take one port each gets a node of its own, and none is refused.
 #[tokio::test]
 #[ignore = "needs a rig"]
