@@ -188,7 +188,7 @@ impl Want {
 
 impl Part {
     /// In whole MiB of a GPU of which `grantable` MiB can be granted.
-    pub(super) fn mib(self, grantable: u64) -> u64 {
+    pub fn mib(self, grantable: u64) -> u64 {
         match self {
             Self::Whole => grantable,
             Self::Memory(bytes) => bytes.mib_ceil(),

@@ -16,7 +16,7 @@ use crate::controller::Moment;
 use crate::controller::capacity::Aside;
 use crate::controller::config::{Consolidation, Mode};
 use crate::controller::queue::{Turn, UnitKey};
-use crate::controller::view::movable::PodOwner;
+use crate::controller::view::movable::{OwnerKey, PodOwner};
 use crate::model::claim::PodRef;
 use crate::model::names::{NodeName, PodUid};
 
@@ -165,7 +165,7 @@ enum MoveStage {
 #[derive(Debug, Default)]
 struct Rests {
     /// Owners of which pods were moved, and units for which pods were moved in vain.
-    owners: BTreeMap<String, Moment>,
+    owners: BTreeMap<OwnerKey, Moment>,
     units: BTreeMap<UnitKey, Moment>,
     /// Namespaces of such units, where somebody else had begun it.
     namespaces: BTreeMap<String, Moment>,
@@ -352,11 +352,11 @@ impl Moves {
 
     /// Pods of this owner are not to be moved now.
     pub(super) fn rests(&self, owner: &PodOwner, now: Moment) -> bool {
-        self.rests.owners.get(&owner.uid).is_some_and(|until| now < *until) || self.moves_of(&owner.uid)
+        self.rests.owners.get(&owner.key()).is_some_and(|until| now < *until) || self.moves_of(&owner.key())
     }
 
-    fn moves_of(&self, owner: &str) -> bool {
-        self.under_way.iter().flat_map(|one| &one.left).any(|left| left.owner.uid == owner)
+    fn moves_of(&self, owner: &OwnerKey) -> bool {
+        self.under_way.iter().flat_map(|one| &one.left).any(|left| left.owner.key() == *owner)
     }
 
     /// Pods were moved for the unit a while ago.
@@ -406,7 +406,7 @@ impl Moves {
         let Some(found) = one.found.take() else { return };
         let begun = one.begins(found.clone(), true, now);
         for one in &found.moves {
-            self.rests.owners.insert(one.owner.uid.clone(), now.saturating_add(rest));
+            self.rests.owners.insert(one.owner.key(), now.saturating_add(rest));
         }
         // Though it may get its share: whether it is ever bound is another's to say.
         self.rests.units.insert(unit.clone(), now.saturating_add(rest));
@@ -492,9 +492,9 @@ impl Moves {
     }
 
     /// A pod of this owner has its place: it is the one that was made anew. True if a place was kept for it.
-    pub(super) fn arrived(&mut self, owner: &str) -> bool {
+    pub(super) fn arrived(&mut self, owner: &OwnerKey) -> bool {
         let left = self.under_way.iter_mut().flat_map(|one| &mut one.left);
-        let mut leaves = left.filter(|left| left.stage == MoveStage::Leaves && left.owner.uid == owner);
+        let mut leaves = left.filter(|left| left.stage == MoveStage::Leaves && left.owner.key() == *owner);
         match leaves.next() {
             Some(left) => {
                 left.stage = MoveStage::Arrived;
@@ -507,13 +507,13 @@ impl Moves {
 
     /// What is kept from a unit of this priority: places of moves that are not for it, nor for one of lower priority.
     /// `owners`: of its pods.
-    pub(super) fn kept_from(&self, unit: &UnitKey, priority: i32, owners: &BTreeSet<String>) -> Vec<Aside> {
+    pub(super) fn kept_from(&self, unit: &UnitKey, priority: i32, owners: &BTreeSet<OwnerKey>) -> Vec<Aside> {
         let mut kept = Vec::new();
         for one in self.under_way.iter().filter(|one| one.priority >= priority) {
             if one.unit != *unit {
                 kept.push(one.source.clone());
             }
-            let others = one.left.iter().filter(|left| !owners.contains(&left.owner.uid));
+            let others = one.left.iter().filter(|left| !owners.contains(&left.owner.key()));
             kept.extend(others.map(|left| left.target.clone()));
         }
         kept.retain(|aside| !aside.places.is_empty());

@@ -130,9 +130,8 @@ impl Core {
     fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut placed = self.place_beside(turn, now);
         let owners = self.owners_of(&turn.pods);
-        // What a namespace may still have may fit a GPU that was left for last.
-        let is_for_room = |refused: &Refused| refused.reason.is_for_room() || refused.reason == Reason::Bound;
-        while placed.as_ref().is_err_and(is_for_room) && self.queue.refusals.reopen(&turn.pods, &owners, now)
+        while placed.as_ref().is_err_and(|refused| refused.may_fit_elsewhere)
+            && self.queue.refusals.reopen(&turn.pods, &owners, now)
         {
             placed = self.place_beside(turn, now);
         }

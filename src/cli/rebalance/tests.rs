@@ -79,7 +79,8 @@ fn report(help: Help) -> RebalanceReport {
 }
 
 fn moves() -> Help {
-    let owner = PodOwner { kind: OwnerKind::ReplicaSet, name: "small-1".to_owned(), uid: "rs".to_owned() };
+    let (namespace, name, uid) = ("ml".to_owned(), "small-1".to_owned(), "rs".to_owned());
+    let owner = PodOwner { namespace, kind: OwnerKind::ReplicaSet, name, uid };
     let one = Move {
         pod: pod("small"),
         owner,

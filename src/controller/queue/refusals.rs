@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::controller::Moment;
-use crate::controller::queue::siblings::{OwnerKey, Siblings};
+use crate::controller::queue::siblings::Siblings;
+use crate::controller::view::movable::OwnerKey;
 use crate::model::names::{NodeName, PodUid};
 use crate::model::time::back_off;
 
@@ -72,6 +73,7 @@ impl Refusals {
         self.excluded.remove(pod);
         self.paused.remove(pod);
         self.gave_way.remove(pod);
+        self.siblings.forget_pod(pod);
     }
 
     /// The pod's share is taken back for an older one.
@@ -137,11 +139,11 @@ impl Refusals {
         of_pod.filter_map(|one| one.zone.as_deref()).collect()
     }
 
-    /// There is no other place for these pods of these owners. Zones with nodes that refused others of their owners count
-    /// again, then these nodes, then zones with nodes that refused the pods themselves, and last nodes that did so a while
-    /// ago. False: there are none.
-    pub fn reopen(&mut self, pods: &[PodUid], owners: &BTreeSet<OwnerKey>, now: Moment) -> bool {
-        if self.siblings.reopen(owners) {
+    /// There is no other place for these pods. Zones with nodes that refused others of their owners count again, then these
+    /// nodes, then zones with nodes that refused the pods themselves, and last nodes that did so a while ago. `owners`: of
+    /// those that start by themselves. False: there is nothing more.
+    pub fn reopen(&mut self, pods: &[PodUid], owners: &[(PodUid, OwnerKey)], now: Moment) -> bool {
+        if owners.iter().fold(false, |any, (pod, owner)| self.siblings.reopen(pod, owner) || any) {
             return true;
         }
         let mut any = false;

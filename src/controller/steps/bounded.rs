@@ -1,13 +1,17 @@
 //! Whether a namespace may have more shares: what its annotations allow, against what its claims have and are to have.
 
-use crate::allocate::{GpuGrant, Part as Amount, Placement};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::allocate::{GpuGrant, NodeView, Part as Amount, Placement};
 use crate::controller::bounds::Amounts;
 use crate::controller::core::Core;
 use crate::controller::queue::UnitKey;
 use crate::controller::recorder::Reason;
-use crate::controller::steps::place::{PodPart, Refused};
+use crate::controller::steps::place::{KEPT_TICKS, PodPart, Refused};
 use crate::controller::view::GpuRef;
 use crate::model::claim::ClaimKey;
+use crate::model::names::NodeName;
 
 impl Core {
     /// A claim has these parts of GPUs from now on, or is to have them.
@@ -39,6 +43,40 @@ impl Core {
     pub(super) fn beyond_bounds(&self, parts: &[PodPart], places: &[Placement]) -> Option<String> {
         let grants = places.iter().flat_map(|place| &place.gpus);
         self.exceeded(parts, grants.map(of_grant).fold(Amounts::default(), Amounts::plus))
+    }
+
+    /// These parts, kept off nodes on which the fractions that they ask for would be more memory than their namespace may still
+    /// have, whatever GPUs of the node they were of. None: there are no such nodes, so that there is nothing smaller to look
+    /// for.
+    pub(super) fn kept_off_large_gpus(&mut self, parts: &[PodPart], nth: usize) -> Option<Vec<PodPart>> {
+        let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
+        let most = self.view.bounds(namespace)?.max_mib()?;
+        let wants = || parts.iter().flat_map(|part| &part.shape(nth).wants);
+        let fixed = wants().map(|want| match want.part {
+            Amount::Memory(bytes) => bytes.mib_ceil().saturating_mul(u64::from(want.gpus)),
+            Amount::Fraction(_) | Amount::Whole => 0,
+        });
+        let of_gpu = || wants().filter(|want| !matches!(want.part, Amount::Memory(_)));
+        let gpus: u64 = of_gpu().map(|want| u64::from(want.gpus)).sum();
+        let used = self.capacity.usage.of(namespace).mib.saturating_add(fixed.fold(0, u64::saturating_add));
+        // Each has the same part of what is left.
+        let left = most.saturating_sub(used).checked_div(gpus)?;
+        let fractions: BTreeSet<Amount> = of_gpu().map(|want| want.part).collect();
+        let index = &mut self.capacity.index;
+        let is_large = |node: &NodeView<'_>| {
+            let gpus = node.gpus().filter(|gpu| !gpu.closed());
+            let least = gpus.map(|gpu| gpu.memory().0.mib_floor()).min();
+            least.is_none_or(|least| fractions.iter().any(|fraction| fraction.mib(least) > left))
+        };
+        let large = index.nodes().filter(is_large).map(|node| node.name().clone());
+        let large: BTreeSet<NodeName> = large.collect();
+        let looks = (index.nodes().count() as u64).saturating_mul(fractions.len() as u64);
+        index.pay(KEPT_TICKS.saturating_mul(looks));
+        if large.is_empty() {
+            return None;
+        }
+        let large = Arc::new(large);
+        Some(parts.iter().map(|part| part.kept_off(&large)).collect())
     }
 
     /// The same once all units of the namespace have their shares for which pods end; `unit`: but for this one.

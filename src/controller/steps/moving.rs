@@ -16,7 +16,7 @@ use crate::controller::moves::{Move, Proposed};
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::steps::place::{PodPart, Refused};
 use crate::controller::tracker::as_grant;
-use crate::controller::view::movable::OwnerKind;
+use crate::controller::view::movable::{OwnerKey, OwnerKind};
 use crate::controller::view::{BudgetGuard, Claim, Pod, Use};
 use crate::controller::write::{Round, Write};
 use crate::controller::{Moment, ask};
@@ -59,7 +59,7 @@ impl Core {
 
     /// Sets aside what moves keep from a unit; how many places, to be lifted again.
     pub(in crate::controller) fn set_moves_aside(&mut self, turn: &Turn) -> usize {
-        let owners: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
+        let owners: BTreeSet<OwnerKey> = turn.pods.iter().filter_map(|pod| self.view.owner_of(pod)).collect();
         let kept = self.reserves.evictions.moves.kept_from(&turn.key, turn.priority, &owners);
         let count = kept.len();
         kept.into_iter().for_each(|aside| self.capacity.set_aside(aside));
@@ -71,14 +71,10 @@ impl Core {
         self.reserves.evictions.preempting.chosen().into_keys().cloned().collect()
     }
 
-    fn owner_of(&self, pod: &PodUid) -> Option<String> {
-        self.view.origin(pod).map(|origin| origin.owner.uid.clone())
-    }
-
     /// A unit has its place.
     pub(in crate::controller) fn moved(&mut self, turn: &Turn) {
         let mut any = self.reserves.evictions.moves.served(&turn.key);
-        for owner in turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect::<Vec<_>>() {
+        for owner in turn.pods.iter().filter_map(|pod| self.view.owner_of(pod)).collect::<Vec<_>>() {
             any |= self.reserves.evictions.moves.arrived(&owner);
         }
         if any {
@@ -273,13 +269,13 @@ impl Core {
             MoverFilter::Any => BTreeSet::new(),
         };
         let mut cost = 0;
-        let own: BTreeSet<String> = turn.pods.iter().filter_map(|pod| self.owner_of(pod)).collect();
+        let own: BTreeSet<OwnerKey> = turn.pods.iter().filter_map(|pod| self.view.owner_of(pod)).collect();
         let preempted = self.preempted();
         let (mut movers, mut who) = (Vec::new(), Vec::new());
         for pod in self.view.pods().filter(|pod| !preempted.contains(&pod.at.uid)) {
             let Some(origin) = self.view.origin(&pod.at.uid) else { continue };
             let is_bound = pod.node.is_some() && !pod.ending && self.pods.has_place(&pod.at.uid);
-            if !is_bound || pod.standing.priority > turn.priority || own.contains(&origin.owner.uid) {
+            if !is_bound || pod.standing.priority > turn.priority || own.contains(&origin.owner.key()) {
                 continue;
             }
             if origin.tie.is_some() || origin.mark == Some(false) {
@@ -287,7 +283,7 @@ impl Core {
             }
             let rests = || {
                 self.reserves.evictions.moves.rests(&origin.owner, now)
-                    || maybe_moved.contains(origin.owner.uid.as_str())
+                    || maybe_moved.contains(&origin.owner.key())
             };
             if whose == MoverFilter::Marked && (rests() || !self.view.is_marked_movable(pod)) {
                 continue;
@@ -330,7 +326,7 @@ impl Core {
 
     /// Owners that have made a pod a moment ago: another leader may have moved one of theirs. Once this one has led for as
     /// long as owners rest, it knows.
-    fn maybe_moved(&self, now: Moment) -> BTreeSet<&str> {
+    fn maybe_moved(&self, now: Moment) -> BTreeSet<OwnerKey> {
         if self.reserves.evictions.moves.knows_who_rests(now) {
             return BTreeSet::new();
         }
@@ -340,8 +336,7 @@ impl Core {
             let age = pod.created.map(|created| present.as_second().saturating_sub(created.as_second()));
             age.is_some_and(|age| age < rest)
         };
-        let origins = self.view.pods().filter(is_young).filter_map(|pod| self.view.origin(&pod.at.uid));
-        origins.map(|origin| origin.owner.uid.as_str()).collect()
+        self.view.pods().filter(is_young).filter_map(|pod| self.view.owner_of(&pod.at.uid)).collect()
     }
 
     /// What a pod has, if that is shares of ours alone, of claims that end with it.

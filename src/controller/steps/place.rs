@@ -9,12 +9,12 @@ use crate::controller::core::Core;
 use crate::controller::grant::RequestGrant;
 use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::pods::Pods;
-use crate::controller::queue::siblings::OwnerKey;
 use crate::controller::queue::{Queue, Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
 
 use crate::controller::view::groups::GangSize;
+use crate::controller::view::movable::OwnerKey;
 use crate::controller::view::unshared::SelectorLists;
 use crate::controller::view::{Asks, Claim, ClusterView, GpuRef, Pod};
 use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
@@ -34,7 +34,7 @@ const TOO_MANY_DEMANDS: &str = "the pods of its gang have too many different nod
 /// Of asking a node whether it meets one of a pod's demands, in ticks of [`crate::select::TICKS_PER_UNIT`].
 const TERM_TICKS: u64 = 10;
 /// Of keeping the name of a node that a single pod may not go to, in the same.
-const KEPT_TICKS: u64 = 100;
+pub(super) const KEPT_TICKS: u64 = 100;
 
 /// Of looking up a claim that a pod names, in the same.
 const LOOK_UP_TICKS: u64 = 5;
@@ -42,6 +42,7 @@ const LOOK_UP_TICKS: u64 = 5;
 type NodeSet = Arc<BTreeSet<NodeName>>;
 
 /// A pod's part of a decision: its open claims and the ways to serve them.
+#[derive(Clone)]
 pub(in crate::controller) struct PodPart {
     pub(in crate::controller) pod: PodUid,
     claims: Vec<ClaimKey>,
@@ -54,6 +55,7 @@ pub(in crate::controller) struct PodPart {
 }
 
 /// What each claim asks for, of all alternatives one.
+#[derive(Clone)]
 struct Way {
     wants: Vec<Wants>,
     shape: Shape,
@@ -67,6 +69,12 @@ impl PodPart {
 
     pub(super) fn ways(&self) -> usize {
         self.ways.len()
+    }
+
+    /// The same part, kept off these nodes as well.
+    pub(super) fn kept_off(&self, nodes: &NodeSet) -> Self {
+        let nodes = self.nodes_beside(self.apart.iter().chain([nodes]).cloned().collect());
+        Self { nodes, ..self.clone() }
     }
 
     /// Its requests in all of the ways.
@@ -99,7 +107,7 @@ impl PodPart {
     }
 
     pub(in crate::controller) fn refused(&self, reason: Reason, words: String) -> Refused {
-        Refused { pod: self.pod.clone(), reason, words }
+        Refused::new(self.pod.clone(), reason, words)
     }
 
     /// As the allocator is asked for the last of the ways.
@@ -141,6 +149,14 @@ pub(in crate::controller) struct Refused {
     pub(in crate::controller) pod: PodUid,
     pub(in crate::controller) reason: Reason,
     pub(in crate::controller) words: String,
+    /// Another GPU may do, such as one on a node that comes last.
+    pub(in crate::controller) may_fit_elsewhere: bool,
+}
+
+impl Refused {
+    pub(in crate::controller) fn new(pod: PodUid, reason: Reason, words: String) -> Self {
+        Self { pod, reason, words, may_fit_elsewhere: reason.is_for_room() }
+    }
 }
 
 impl Core {
@@ -179,7 +195,7 @@ impl Core {
         for (nth, pod) in turn.pods.iter().enumerate() {
             // One is read, whatever it costs.
             if nth > 0 && !self.capacity.index.has_left() && !self.is_judged(pod) {
-                return self.read_no_further(turn, pod);
+                return self.read_no_further(turn, pod, now);
             }
             let part = match self.part(pod, &taken, now) {
                 Ok(Some(part)) => part,
@@ -205,7 +221,7 @@ impl Core {
                     parts.push(part);
                 }
                 // To read what it asks for has taken all: its selectors were not looked at.
-                Ok(false) if !has_left => return self.read_no_further(turn, pod),
+                Ok(false) if !has_left => return self.read_no_further(turn, pod, now),
                 Ok(false) => {
                     self.queue.leave(&turn.key, true);
                     return Ok(None);
@@ -224,13 +240,18 @@ impl Core {
     ///
     /// # Errors
     /// There is no more to have.
-    fn read_no_further<T>(&mut self, turn: &Turn, pod: &PodUid) -> Result<Option<T>, Refused> {
+    fn read_no_further<T>(&mut self, turn: &Turn, pod: &PodUid, now: Moment) -> Result<Option<T>, Refused> {
         let epoch = self.capacity.epoch();
         if self.purse.trials().stop_reading(turn.into(), epoch) {
             self.queue.leave(&turn.key, true);
             return Ok(None);
         }
-        Err(Refused { pod: pod.clone(), reason: Reason::Claim, words: TOO_MANY_DEMANDS.to_owned() })
+        // What keeps them off where they were refused costs as well. It counts no more.
+        if self.queue.refusals.reopen(&turn.pods, &[], now) {
+            self.queue.leave(&turn.key, true);
+            return Ok(None);
+        }
+        Err(Refused::new(pod.clone(), Reason::Claim, TOO_MANY_DEMANDS.to_owned()))
     }
 
     /// The ways to serve claims of a pod together, best first, the last claim's changing first.
@@ -301,7 +322,7 @@ impl Core {
         if open.is_empty() || open.iter().any(|claim| self.tracker.rests(claim.key, now)) {
             return Ok(None);
         }
-        let bad = |words| Refused { pod: uid.clone(), reason: Reason::Claim, words };
+        let bad = |words| Refused::new(uid.clone(), Reason::Claim, words);
         if let Some(words) = open.iter().find_map(|claim| self.purse.dear(claim.key)) {
             return Err(bad(words.to_owned()));
         }
@@ -397,13 +418,16 @@ impl Core {
         ports_taken(pod, &self.view, &mut self.pods, &mut self.capacity.index)
     }
 
-    /// What makes the pod, if it starts by itself.
+    /// What makes the pod, if it learns of what others of its owner have met: it starts by itself, and asks for one thing. Of
+    /// several alternatives the best that fits anywhere is taken, wherever that is.
     fn owner_key(&self, pod: &PodUid) -> Option<OwnerKey> {
-        if matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) {
-            return None;
-        }
-        let namespace = self.view.pod(pod)?.at.namespace.clone();
-        Some(OwnerKey { namespace, uid: self.view.origin(pod)?.owner.uid.clone() })
+        let is_one = |claim: &&Claim| match &claim.asks {
+            Asks::Shares(spec) => ways_of(spec) == 1,
+            Asks::Unreadable(_) | Asks::Scheduler(_) => true,
+        };
+        let claims = self.view.claims_of(self.view.pod(pod)?)?;
+        let learns = !matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) && claims.iter().all(is_one);
+        self.view.owner_of(pod).filter(|_| learns)
     }
 
     /// A node has refused the pod: it comes last for others of its owner, too.
@@ -413,8 +437,8 @@ impl Core {
         }
     }
 
-    pub(in crate::controller) fn owners_of(&self, pods: &[PodUid]) -> BTreeSet<OwnerKey> {
-        pods.iter().filter_map(|pod| self.owner_key(pod)).collect()
+    pub(in crate::controller) fn owners_of(&self, pods: &[PodUid]) -> Vec<(PodUid, OwnerKey)> {
+        pods.iter().filter_map(|pod| Some((pod.clone(), self.owner_key(pod)?))).collect()
     }
 
     /// Where the pod cannot run, however empty it is.
@@ -487,7 +511,7 @@ impl Core {
             words.push_str(&format!("; {}", select::BY_TOTAL_MEMORY));
         }
         let reason = Reason::of(&explanation.shortage);
-        Refused { pod: part.pod.clone(), reason, words }
+        Refused::new(part.pod.clone(), reason, words)
     }
 
     /// Words for the devices that the part's selectors choose and that no shares can be placed on, in its last way. None:
@@ -573,9 +597,9 @@ fn shunned(
 ) -> Arc<BTreeSet<NodeName>> {
     let siblings = &queue.refusals.siblings;
     let mut shunned: BTreeSet<NodeName> =
-        owner.into_iter().flat_map(|owner| siblings.nodes(owner)).cloned().collect();
+        owner.into_iter().flat_map(|owner| siblings.nodes(pod, owner)).cloned().collect();
     let mut zones = queue.refusals.excluded_zones(pod);
-    zones.extend(owner.into_iter().flat_map(|owner| siblings.zones(owner)));
+    zones.extend(owner.into_iter().flat_map(|owner| siblings.zones(pod, owner)));
     if !zones.is_empty() {
         let mut nodes = 0;
         let all = view.nodes().map(|(name, _)| name).inspect(|_| nodes += 1);

@@ -136,19 +136,16 @@ impl Core {
             Because::NoPods | Because::Settled | Because::Overtook => return,
         };
         let Some(claim) = self.view.claim(key) else { return };
-        let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.clone()) else {
+        let Some(node) = claim.allocation.as_ref().and_then(|allocation| allocation.node.as_ref()) else {
             return;
         };
-        let pods: Vec<Pod> = self.view.pods_of(claim).filter(|pod| !pod.ending).cloned().collect();
-        for pod in &pods {
-            self.queue.refusals.exclude(&pod.at.uid, &node, self.view.zone_of(&node), now);
+        for pod in self.view.pods_of(claim).filter(|pod| !pod.ending) {
+            self.queue.refusals.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
             // Who starts pods by groups keeps out what is over a queue's limit, wherever it would go.
             if is_young && self.view.is_grouped(pod) {
                 self.queue.refusals.pause(&pod.at.uid, now);
-            } else if is_young {
-                self.note_for_siblings(&pod.at.uid, &node, now);
             }
-            self.recorder.moved(pod, &node, &why, now);
+            self.recorder.moved(pod, node, &why, now);
         }
     }
 

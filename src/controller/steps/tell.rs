@@ -51,7 +51,7 @@ impl Core {
             Lacks::Pods { .. } | Lacks::Cleared(_) => Reason::Gang,
         };
         for uid in &one.pods {
-            let refused = Refused { pod: uid.clone(), reason, words: words.clone() };
+            let refused = Refused::new(uid.clone(), reason, words.clone());
             self.tell(std::slice::from_ref(uid), &refused, now);
         }
     }

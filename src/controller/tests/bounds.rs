@@ -4,10 +4,12 @@
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, object};
+use super::cluster::{Cluster, device, merge, object};
 use super::scenes::{LONG, SECOND, cluster, rules, share};
 use super::walk::bind;
+use crate::allocate::Policy;
 use crate::cluster::feed::{Change, WatchEvent};
+use crate::controller::config::Rules;
 use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY};
 
 fn memory(most: &str) -> Value {
@@ -90,6 +92,42 @@ fn a_fraction_counts_with_the_memory_that_it_comes_to() {
     cluster.annotate("ml", memory("40Gi"));
     cluster.settle(LONG);
     assert!(is_placed(&cluster, "half"));
+}
+
+/// The best GPU by the policy is one of which the fraction is more than the namespace may have.
+#[test]
+fn a_smaller_gpu_is_taken_where_the_fraction_of_the_best_is_over_the_bound() {
+    for (share, gang) in [
+        (json!({"fraction": "0.5"}), json!({})),
+        (json!({"fraction": "1"}), json!({})),
+        (
+            json!({"fraction": "0.25"}),
+            json!({"metadata": {"annotations": {"tranche.dev/gang": "g", "tranche.dev/gang-size": "2"}}}),
+        ),
+    ] {
+        for (most, node) in [("200Gi", "node-0"), ("30Gi", "node-small")] {
+            let mut cluster = Cluster::new(Rules { policy: Policy::Spread, ..rules() });
+            cluster.put_node("node-0", 2);
+            let mut small = device("node-small", 0, true);
+            merge(
+                &mut small,
+                &json!({"attributes": {"grantableMemoryMiB": {"int": 20_480}},
+                    "capacity": {"memory": {"value": "20Gi"}}}),
+            );
+            cluster.put_node_object("node-small", json!({}));
+            cluster.put_slice("node-small", vec![small]);
+            cluster.annotate("ml", memory(most));
+            for name in ["a", "b"] {
+                cluster.put_share(name, share.clone(), 1);
+                cluster.put_pod(name, &[name], gang.clone());
+                cluster.settle(if gang == json!({}) { LONG } else { SECOND });
+            }
+            cluster.settle(LONG);
+            let first = cluster.place("a").map(|(node, _)| node);
+            assert_eq!(first.as_deref(), Some(node), "{share} {most} {}", words(&cluster, "a"));
+            cluster.check();
+        }
+    }
 }
 
 #[test]

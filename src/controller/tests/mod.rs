@@ -25,6 +25,7 @@ mod preempting_limits;
 mod preempting_told;
 mod preempting_whole;
 mod prices;
+mod refusals;
 mod room;
 mod scenes;
 mod told;

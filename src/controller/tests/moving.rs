@@ -180,6 +180,22 @@ fn what_has_begun_is_kept_for_whoever_has_begun_it() {
     cluster.check();
 }
 
+/// In another namespace it is another owner, whatever UID a pod names.
+#[test]
+fn a_pod_that_names_an_owner_of_another_namespace_gets_none_of_its_places() {
+    let mut cluster = fragmented(Mode::Auto, ("ml", mark("true")));
+    put(&mut cluster, "big", "75Gi", "rs-big", json!({}));
+    cluster.settle(MINUTE);
+    assert_eq!(cluster.core.reserves.evictions.moves.counts().evictions, 1);
+    // It would fit beside `half`, where `small` is to go.
+    put_in(&mut cluster, ("evil", "forged"), ("35Gi", 1), "rs-small", json!({}));
+    cluster.settle(5 * SECOND);
+    assert!(!is_placed(&cluster, ("evil", "forged")));
+    end(&mut cluster, "small", "small-anew", "10Gi");
+    assert!(cluster.place("small-anew").is_some() && cluster.place("big").is_some());
+    cluster.check();
+}
+
 #[test]
 fn the_controller_moves_what_is_marked_and_nothing_else() {
     for (mark, moves) in [(json!({}), false), (mark("false"), false), (mark("true"), true)] {

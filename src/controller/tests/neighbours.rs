@@ -433,6 +433,34 @@ fn a_gang_that_must_be_near_one_another_is_led_past_nodes_where_none_of_it_fits(
     cluster.check();
 }
 
+/// Wherever the first round comes to its end, maybe at the domain that is looked at last.
+#[test]
+fn a_gang_that_must_be_near_one_another_is_not_told_of_no_room_where_nobody_has_looked() {
+    for ticks in (200..30_000).step_by(100) {
+        let mut cluster = cluster(&["a", "b"], 2);
+        cluster.put_share("used", json!({"memory": "10Gi"}), 1);
+        cluster.put_pod("used", &["used"], json!({}));
+        cluster.settle(LONG);
+        bind(&mut cluster, &["used".to_owned()]);
+        let all = names("m", 4);
+        for name in &all {
+            // Two claims: what their searches may take is bounded. Zone a has room for three such pods.
+            let claims = ["x", "y"].map(|of| format!("{name}-{of}"));
+            claims.iter().for_each(|claim| cluster.put_share(claim, json!({"memory": "39Gi"}), 1));
+            let pod = both(&both(&app("web"), &near(ZONE, "web")), &gang(4));
+            cluster.put_pod(name, &claims.each_ref().map(String::as_str), pod);
+        }
+        cluster.core.purse.bound(ticks);
+        cluster.deliver(usize::MAX);
+        cluster.round();
+        cluster.core.purse.bound(1_000_000);
+        cluster.settle(5 * SECOND);
+        let of = |name: &String| node_of(&cluster, &format!("{name}-x"));
+        let nodes: Vec<String> = all.iter().filter_map(of).collect();
+        assert_eq!(by_zone(&nodes), [4], "{ticks} ticks: {nodes:?} {}", waiting(&cluster, "m0-x"));
+    }
+}
+
 /// A pod that has nothing to do with it comes first, and most of the room is where they may not go.
 #[test]
 fn of_a_gang_those_that_must_be_near_one_another_are_led_to_where_they_may_go() {

@@ -16,9 +16,24 @@ const TEXT_BYTES_MAX: usize = 253;
 /// Who makes a pod anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodOwner {
+    /// Its own is the pod's.
+    pub namespace: String,
     pub kind: OwnerKind,
     pub name: String,
     pub uid: String,
+}
+
+/// Tells one owner from another. A UID alone is what a pod of any namespace may say.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OwnerKey {
+    pub namespace: String,
+    pub uid: String,
+}
+
+impl PodOwner {
+    pub fn key(&self) -> OwnerKey {
+        OwnerKey { namespace: self.namespace.clone(), uid: self.uid.clone() }
+    }
 }
 
 /// Kinds of objects that make a pod anew wherever there is room for it.
@@ -75,9 +90,10 @@ pub(super) fn read(object: &core::Pod, pod: &Pod) -> Option<Origin> {
     if owner.name.len().max(owner.uid.len()) > TEXT_BYTES_MAX {
         return None;
     }
+    let (namespace, name, uid) = (pod.at.namespace.clone(), owner.name.clone(), owner.uid.clone());
     let mark = object.metadata.annotations.as_ref().and_then(|all| all.get(MOVABLE));
     Some(Origin {
-        owner: PodOwner { kind: OwnerKind::of(owner)?, name: owner.name.clone(), uid: owner.uid.clone() },
+        owner: PodOwner { namespace, kind: OwnerKind::of(owner)?, name, uid },
         mark: mark.and_then(|text| text.parse().ok()),
         tie: tie(spec),
         demands: Arc::new(Demands::anywhere(spec)),
@@ -113,6 +129,11 @@ impl ClusterView {
     /// Who makes the pod anew. None: nobody, as far as is known.
     pub fn origin(&self, pod: &PodUid) -> Option<&Origin> {
         self.pods.origin(pod)
+    }
+
+    /// The same, to be told from others.
+    pub fn owner_of(&self, pod: &PodUid) -> Option<OwnerKey> {
+        self.origin(pod).map(|origin| origin.owner.key())
     }
 
     /// Somebody has said that the pod may be moved: on the pod, else on its namespace, else on the classes of all its shares.

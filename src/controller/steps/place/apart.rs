@@ -332,7 +332,7 @@ impl Core {
 
 impl PodPart {
     /// Where the pod may go if others keep it off these.
-    fn nodes_beside(&self, apart: Vec<NodeSet>) -> Nodes {
+    pub(super) fn nodes_beside(&self, apart: Vec<NodeSet>) -> Nodes {
         match &self.nodes {
             Nodes::Only(names) => {
                 let is_open = |name: &&NodeName| !apart.iter().any(|nodes| nodes.contains(*name));

@@ -118,7 +118,7 @@ impl Core {
             Some(_) => Trial::Next(TrialStep::Fewest(each.fitting, 0)),
             None => {
                 let (pod, reason, words) = each.refused;
-                Trial::Refused(Refused { pod, reason, words })
+                Trial::Refused(Refused::new(pod, reason, words))
             }
         }
     }
@@ -196,7 +196,7 @@ impl Core {
             Err(Explanation { shortage: Shortage::Unsearched { .. }, .. }) if !had_all => Ways::Spent(last),
             Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
                 None => Ways::Fits(last, decision),
-                Some(words) => Ways::Refused(parts[0].refused(Reason::Bound, words)),
+                Some(words) => self.try_smaller(parts, last, had_all, words),
             },
             Err(explanation) => {
                 let mut refused = self.explained(&parts[0], &explanation);
@@ -213,17 +213,44 @@ impl Core {
         }
     }
 
-    /// Where the parts are served in this way.
+    /// The best GPUs are more than the namespace may still have, as the words say: smaller ones may not be.
+    fn try_smaller(&mut self, parts: &[PodPart], nth: usize, had_all: bool, words: String) -> Ways {
+        let kept_off = self.kept_off_large_gpus(parts, nth);
+        if let Some(decision) = kept_off.as_ref().and_then(|parts| self.within_bounds(parts, nth)) {
+            return Ways::Fits(nth, decision);
+        }
+        if kept_off.is_some() && self.capacity.index.spent().1 && !had_all {
+            return Ways::Spent(nth);
+        }
+        let may_fit_elsewhere = kept_off.is_some();
+        Ways::Refused(Refused { may_fit_elsewhere, ..parts[0].refused(Reason::Bound, words) })
+    }
+
+    /// Where the parts are served in this way, within what their namespace may have.
     fn fits_in_way(&mut self, parts: &[PodPart], nth: usize) -> Option<Decision> {
+        let decision = self.places_in_way(parts, nth)?;
+        if self.beyond_bounds(parts, &decision.placements).is_none() {
+            return Some(decision);
+        }
+        let kept_off = self.kept_off_large_gpus(parts, nth)?;
+        self.within_bounds(&kept_off, nth)
+    }
+
+    fn within_bounds(&mut self, parts: &[PodPart], nth: usize) -> Option<Decision> {
+        let decision = self.places_in_way(parts, nth)?;
+        self.beyond_bounds(parts, &decision.placements).is_none().then_some(decision)
+    }
+
+    /// The best places for the parts in this way, whatever their namespace may have.
+    fn places_in_way(&mut self, parts: &[PodPart], nth: usize) -> Option<Decision> {
         let policy = parts[0].policy;
         let (asks, is_several) = asks(parts, nth);
-        let decision = match is_several {
+        match is_several {
             _ if self.is_mutual(parts) => self.decide_in_turn(parts, nth, false).ok(),
             false => allocate::places(&mut self.capacity.index, &asks, policy)
                 .map(|placements| Decision { placements }),
             true => multi_gpu::places(&mut self.capacity, &asks, policy),
-        };
-        decision.filter(|decision| self.beyond_bounds(parts, &decision.placements).is_none())
+        }
     }
 
     /// The first of the ways in which all of the parts can be served, and how. None: there is none, or there was nothing
