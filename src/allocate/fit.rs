@@ -222,7 +222,7 @@ impl WantTerms {
         }
     }
 
-    // Inlined: with the four below it is most of what a score costs.
+    // Inlined: with those below it is most of what a score costs.
     #[inline]
     pub fn need(&self, gpu: &Gpu) -> Option<(u64, u32)> {
         match &gpu.cut {
@@ -260,7 +260,7 @@ impl WantTerms {
     }
 
     /// What the GPU would have left, in MiB; none: it does not fit.
-    #[inline]
+    #[inline(always)]
     pub fn left(&self, gpu: &Gpu) -> Option<u64> {
         if let Some(cut) = &gpu.cut {
             return self.carving(gpu, cut).map(|carving| cut.left(carving, gpu.memory_mib));

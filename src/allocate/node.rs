@@ -174,6 +174,26 @@ pub(super) struct Gpu {
     pub sizes: Vec<(u64, u32)>,
     /// Of one that is cut into MIG devices. What is free of it follows from this alone.
     pub cut: Option<Box<Cut>>,
+    rest: GpuRest,
+}
+
+/// What is left of a GPU, and how it is divided: worked out at each change, since scores read nothing else as often.
+#[derive(Debug, Clone, Copy, Default)]
+struct GpuRest {
+    /// What one grant may have at most.
+    mib: u64,
+    compute: u32,
+    slots: u32,
+    sizes: ShareSizes,
+}
+
+/// Sizes of the shares on a GPU, in MiB.
+#[derive(Debug, Clone, Copy, Default)]
+enum ShareSizes {
+    #[default]
+    None,
+    One(u64),
+    Several,
 }
 
 impl Gpu {
@@ -187,7 +207,7 @@ impl Gpu {
             Division::Shares(_) => None,
             Division::Mig(board) => Some(Box::new(Cut::new(board, parts))),
         };
-        Self {
+        let mut gpu = Self {
             device: spec.device.clone(),
             class: number,
             facts,
@@ -203,34 +223,60 @@ impl Gpu {
             used_whole: 0,
             sizes: Vec::new(),
             cut,
-        }
+            rest: GpuRest::default(),
+        };
+        gpu.changed();
+        gpu
+    }
+
+    /// After each change.
+    fn changed(&mut self) {
+        let is_whole = self.used_whole > 0;
+        let mib = match &self.cut {
+            Some(cut) => cut.largest_mib(),
+            None if is_whole => 0,
+            None => self.memory_mib.saturating_sub(self.used_mib),
+        };
+        let compute = if is_whole { 0 } else { COMPUTE_ALL.saturating_sub(self.used_compute) };
+        let slots = u64::from(self.slots).saturating_sub(self.used_slots);
+        let slots = if is_whole { 0 } else { u32::try_from(slots).unwrap_or(self.slots) };
+        let sizes = match self.sizes.as_slice() {
+            [] => ShareSizes::None,
+            [(size, _)] => ShareSizes::One(*size),
+            _ => ShareSizes::Several,
+        };
+        self.rest = GpuRest { mib, compute, slots, sizes };
     }
 
     /// What one grant may have at most.
+    #[inline]
     pub fn free_mib(&self) -> u64 {
-        match &self.cut {
-            Some(cut) => cut.largest_mib(),
-            None if self.used_whole > 0 => 0,
-            None => self.memory_mib.saturating_sub(self.used_mib),
-        }
+        self.rest.mib
     }
+    #[inline]
     pub fn free_compute(&self) -> u32 {
-        if self.used_whole > 0 { 0 } else { COMPUTE_ALL.saturating_sub(self.used_compute) }
+        self.rest.compute
     }
+    #[inline]
     pub fn free_slots(&self) -> u32 {
-        let left = u64::from(self.slots).saturating_sub(self.used_slots);
-        if self.used_whole > 0 { 0 } else { u32::try_from(left).unwrap_or(self.slots) }
+        self.rest.slots
     }
 
     /// Memory that somebody could still get.
+    #[inline]
     pub fn usable_mib(&self) -> u64 {
         let has_slots = self.cut.is_some() || self.free_slots() > 0;
         if has_slots && !self.closed { self.free_mib() } else { 0 }
     }
 
     /// True if a share of this size would stand beside one of another size.
+    #[inline]
     pub fn mixes(&self, mib: u64) -> bool {
-        self.sizes.iter().any(|(size, _)| *size != mib)
+        match self.rest.sizes {
+            ShareSizes::None => false,
+            ShareSizes::One(size) => size != mib,
+            ShareSizes::Several => true,
+        }
     }
 
     pub fn take(&mut self, grant: &GpuGrant) {
@@ -246,6 +292,7 @@ impl Gpu {
         if let Some(cut) = &mut self.cut {
             cut.take(grant);
         }
+        self.changed();
     }
 
     pub fn give(&mut self, grant: &GpuGrant) {
@@ -261,6 +308,7 @@ impl Gpu {
         if let Some(cut) = &mut self.cut {
             cut.give(grant);
         }
+        self.changed();
     }
 }
 
