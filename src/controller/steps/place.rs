@@ -9,12 +9,10 @@ use crate::controller::core::Core;
 use crate::controller::grant::RequestGrant;
 use crate::controller::node_filter::NodeFilterCache;
 use crate::controller::pods::Pods;
-use crate::controller::queue::{Queue, Together, Turn, UnitKey};
+use crate::controller::queue::{Together, Turn, UnitKey};
 use crate::controller::recorder::Reason;
 use crate::controller::tracker::{Plan, PlannedClaim};
-
 use crate::controller::view::groups::GangSize;
-use crate::controller::view::movable::OwnerKey;
 use crate::controller::view::unshared::SelectorLists;
 use crate::controller::view::{Asks, Claim, ClusterView, GpuRef, Pod};
 use crate::controller::wants::{Size, UNIT_TRIES_MAX, WAYS_MAX, Wants, combinations, wants, ways_of};
@@ -26,6 +24,7 @@ use crate::params::GrantedDevice;
 use crate::select;
 
 mod apart;
+mod shunned;
 mod trial;
 
 const TOO_MANY_DEMANDS: &str = "the pods of its gang have too many different node affinities and selectors to be looked \
@@ -352,7 +351,7 @@ impl Core {
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
         let without = ports_taken(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let owner = self.owner_key(uid).filter(|_| !self.queue.refusals.siblings.is_empty());
-        let zones = shunned(uid, owner.as_ref(), &self.view, &self.queue, &mut self.capacity.index);
+        let zones = shunned::nodes(uid, owner.as_ref(), &self.view, &self.queue, &mut self.capacity.index);
         let ruled = apart::ruled(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let apart = apart::sets(&ruled, &mut self.capacity.index);
         let shut = [barred.unwrap_or_default(), without, zones].into_iter().chain(apart.iter().cloned());
@@ -416,29 +415,6 @@ impl Core {
     /// Where others have a port that the pod takes of its node.
     pub(super) fn ports_taken(&mut self, pod: &PodUid) -> Arc<BTreeSet<NodeName>> {
         ports_taken(pod, &self.view, &mut self.pods, &mut self.capacity.index)
-    }
-
-    /// What makes the pod, if it learns of what others of its owner have met: it starts by itself, and asks for one thing. Of
-    /// several alternatives the best that fits anywhere is taken, wherever that is.
-    fn owner_key(&self, pod: &PodUid) -> Option<OwnerKey> {
-        let is_one = |claim: &&Claim| match &claim.asks {
-            Asks::Shares(spec) => ways_of(spec) == 1,
-            Asks::Unreadable(_) | Asks::Scheduler(_) => true,
-        };
-        let claims = self.view.claims_of(self.view.pod(pod)?)?;
-        let learns = !matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) && claims.iter().all(is_one);
-        self.view.owner_of(pod).filter(|_| learns)
-    }
-
-    /// A node has refused the pod: it comes last for others of its owner, too.
-    pub(super) fn note_for_siblings(&mut self, pod: &PodUid, node: &NodeName, now: Moment) {
-        if let Some(owner) = self.owner_key(pod) {
-            self.queue.refusals.siblings.note(&owner, node, self.view.zone_of(node), now);
-        }
-    }
-
-    pub(in crate::controller) fn owners_of(&self, pods: &[PodUid]) -> Vec<(PodUid, OwnerKey)> {
-        pods.iter().filter_map(|pod| Some((pod.clone(), self.owner_key(pod)?))).collect()
     }
 
     /// Where the pod cannot run, however empty it is.
@@ -584,29 +560,4 @@ fn ports_taken(
         index.pay(KEPT_TICKS.saturating_mul(nodes.len() as u64));
     }
     nodes
-}
-
-/// Nodes of zones with a node that has refused the pod or others of its owner, and what refused these, as long as there may
-/// be a place elsewhere.
-fn shunned(
-    pod: &PodUid,
-    owner: Option<&OwnerKey>,
-    view: &ClusterView,
-    queue: &Queue,
-    index: &mut Index,
-) -> Arc<BTreeSet<NodeName>> {
-    let siblings = &queue.refusals.siblings;
-    let mut shunned: BTreeSet<NodeName> =
-        owner.into_iter().flat_map(|owner| siblings.nodes(pod, owner)).cloned().collect();
-    let mut zones = queue.refusals.excluded_zones(pod);
-    zones.extend(owner.into_iter().flat_map(|owner| siblings.zones(pod, owner)));
-    if !zones.is_empty() {
-        let mut nodes = 0;
-        let all = view.nodes().map(|(name, _)| name).inspect(|_| nodes += 1);
-        let there = all.filter(|name| view.zone_of(name).is_some_and(|zone| zones.contains(zone)));
-        shunned.extend(there.cloned());
-        index.pay(TERM_TICKS.saturating_mul(nodes));
-    }
-    index.pay(KEPT_TICKS.saturating_mul(shunned.len() as u64));
-    Arc::new(shunned)
 }
