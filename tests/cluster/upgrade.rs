@@ -150,15 +150,15 @@ async fn watch_until(cluster: &TestCluster, failed: &mut BTreeMap<String, u64>, 
 }
 
 const NODE: &str = "node-a";
-/// By which NVIDIA's driver manager takes a DRA driver from a node, and gives it back.
-const LABEL: &str = "nvidia.com/gpu.deploy.dra-driver";
+/// By which NVIDIA's driver manager takes what uses the driver from a node, and gives it back. The Operator sets it.
+const LABEL: &str = "nvidia.com/gpu.deploy.client";
 
 /// Labels the nodes and runs Tranche on that label, in the words of docs/install.md, until the test ends.
 fn run_on_the_label(cluster: &TestCluster) {
-    const SELECTOR: &str = r"node.nodeSelector.nvidia\.com/gpu\.deploy\.dra-driver=true";
+    const SELECTOR: &str = r"node.nodeSelector.nvidia\.com/gpu\.deploy\.client=true";
     let docs = std::fs::read_to_string(root().join("docs/install.md")).expect("it is there");
-    for words in [format!("{LABEL}=true"), format!("--set-string '{SELECTOR}'")] {
-        assert!(docs.contains(&words), "docs/install.md does not say {words}");
+    for words in [LABEL, &format!("--set-string '{SELECTOR}'")] {
+        assert!(docs.contains(words), "docs/install.md does not say {words}");
     }
     let rig = &cluster.rig;
     // From the last to the first: what follows is put right before the label goes, by which it runs.
