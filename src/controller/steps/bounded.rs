@@ -46,8 +46,8 @@ impl Core {
     }
 
     /// These parts, kept off nodes on which the fractions that they ask for would be more memory than their namespace may still
-    /// have, whatever GPUs of the node they were of. None: there are no such nodes, so that there is nothing smaller to look
-    /// for.
+    /// have, whatever GPUs of the node they were of. None: all nodes are such ones, or none is, so that there is nothing smaller
+    /// to look for.
     pub(super) fn kept_off_large_gpus(&mut self, parts: &[PodPart], nth: usize) -> Option<Vec<PodPart>> {
         let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
         let most = self.view.bounds(namespace)?.max_mib()?;
@@ -68,11 +68,12 @@ impl Core {
             let least = gpus.map(|gpu| gpu.memory().0.mib_floor()).min();
             least.is_none_or(|least| fractions.iter().any(|fraction| fraction.mib(least) > left))
         };
-        let large = index.nodes().filter(is_large).map(|node| node.name().clone());
-        let large: BTreeSet<NodeName> = large.collect();
-        let looks = (index.nodes().count() as u64).saturating_mul(fractions.len() as u64);
+        let nodes = index.nodes().count();
+        let large: BTreeSet<NodeName> =
+            index.nodes().filter(is_large).map(|node| node.name().clone()).collect();
+        let looks = nodes.saturating_mul(fractions.len()).saturating_add(parts.len()) as u64;
         index.pay(KEPT_TICKS.saturating_mul(looks));
-        if large.is_empty() {
+        if large.is_empty() || large.len() == nodes {
             return None;
         }
         let large = Arc::new(large);
