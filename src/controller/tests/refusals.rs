@@ -6,30 +6,9 @@ use serde_json::{Value, json};
 
 use super::cluster::{Cluster, device, merge};
 use super::scenes::{LONG, SECOND};
-use crate::cluster::feed::{Change, WatchEvent};
+use super::volumes::{ZONE, cluster, node_of, put_node};
 use crate::controller::config::Rules;
 use crate::model::names::MAX_SHARE_MEMORY;
-
-const ZONE: &str = "topology.kubernetes.io/zone";
-
-/// Node `node-a` of zone a and so on, with one GPU each.
-fn cluster(zones: &[&str]) -> Cluster {
-    let mut cluster = Cluster::new(Rules::default());
-    zones.iter().for_each(|zone| put_node(&mut cluster, &format!("node-{zone}"), zone));
-    cluster
-}
-
-fn put_node(cluster: &mut Cluster, name: &str, zone: &str) {
-    cluster.put_node(name, 1);
-    let mut node = cluster.nodes[name].clone();
-    node.metadata.labels = Some([(ZONE.to_owned(), zone.to_owned())].into());
-    cluster.nodes.insert(name.to_owned(), node.clone());
-    cluster.feed.push_back(Change::Node(WatchEvent::Stored(Box::new(node))));
-}
-
-fn node_of(cluster: &Cluster, name: &str) -> Option<String> {
-    cluster.place(name).map(|(node, _)| node)
-}
 
 /// What nobody reads, such as a volume that is not bound yet, often keeps a pod off all nodes of a zone.
 #[test]

@@ -8,20 +8,20 @@ use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
 use crate::controller::explain::{Answer, Subject, explain};
 
-const ZONE: &str = "topology.kubernetes.io/zone";
+pub(super) const ZONE: &str = "topology.kubernetes.io/zone";
 
 fn in_zones(zones: &[&str]) -> Value {
     json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": zones}]}]})
 }
 
 /// Node `node-a` of zone a and so on, with one GPU each.
-fn cluster(zones: &[&str]) -> Cluster {
+pub(super) fn cluster(zones: &[&str]) -> Cluster {
     let mut cluster = Cluster::new(Rules::default());
     zones.iter().for_each(|zone| put_node(&mut cluster, &format!("node-{zone}"), zone));
     cluster
 }
 
-fn put_node(cluster: &mut Cluster, name: &str, zone: &str) {
+pub(super) fn put_node(cluster: &mut Cluster, name: &str, zone: &str) {
     cluster.put_node(name, 1);
     let mut node = cluster.nodes[name].clone();
     node.metadata.labels = Some([(ZONE.to_owned(), zone.to_owned())].into());
@@ -39,7 +39,7 @@ fn of_claim(claim: &str) -> Value {
     json!([{"name": "home", "persistentVolumeClaim": {"claimName": claim}}])
 }
 
-fn node_of(cluster: &Cluster, name: &str) -> Option<String> {
+pub(super) fn node_of(cluster: &Cluster, name: &str) -> Option<String> {
     cluster.place(name).map(|(node, _)| node)
 }
 
