@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
 use super::args::Args;
 use super::cover::Cover;
-use super::meter::{self, Fault, Signs};
+use super::meter::{self, Fault};
 use super::mutate::{self, Pool};
 use super::{Form, Target, corpus, json};
 
@@ -51,7 +52,6 @@ impl UnderWay {
 struct Work<'a> {
     target: &'a Target,
     under_way: UnderWay,
-    signs: Signs,
     inputs: u64,
     slowest: Duration,
     faults: BTreeMap<String, String>,
@@ -60,7 +60,6 @@ struct Work<'a> {
 impl Work<'_> {
     /// Runs an input. `stored`: it is in the tree by this name.
     fn try_one(&mut self, input: &[u8], stored: Option<&str>) -> Result<(), String> {
-        self.signs.give();
         self.under_way.note(input);
         self.inputs += 1;
         match meter::measure(self.target, input) {
@@ -95,7 +94,6 @@ impl Work<'_> {
             if Instant::now() > end {
                 return false;
             }
-            self.signs.give();
             self.under_way.note(less);
             meter::measure(self.target, less).is_err_and(|found| found.key() == fault.key())
         };
@@ -112,11 +110,10 @@ impl Work<'_> {
 /// Ends true if all went well.
 pub fn run(target: &Target, args: &Args) -> Result<bool, String> {
     meter::hush();
-    let (signs, begins) = Signs::new();
+    let (_work_goes_on, end) = channel();
     let under_way = UnderWay::open(target.name).map_err(|error| format!("the input under way: {error}"))?;
-    std::thread::spawn(move || meter::watch(&begins));
-    let mut work =
-        Work { target, under_way, signs, inputs: 0, slowest: Duration::ZERO, faults: BTreeMap::new() };
+    std::thread::spawn(move || meter::watch(&end));
+    let mut work = Work { target, under_way, inputs: 0, slowest: Duration::ZERO, faults: BTreeMap::new() };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK);
         let worker =

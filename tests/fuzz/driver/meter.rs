@@ -2,19 +2,27 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::{Target, memory};
 
 /// An input that takes more of a processor ends the process, or one that takes longer and does nothing.
-const HANGS: Duration = Duration::from_secs(15);
+const HANGS: Duration = Duration::from_secs(60);
 const IDLES: Duration = Duration::from_secs(180);
 /// One that took too long is tried again before it is blamed: the machine may have been busy.
 const TRIES: usize = 3;
+/// What [`yardstick`] takes, not optimised, on a machine for which the limits of time are meant. There the dearest evaluation
+/// takes half of its limit.
+const YARDSTICK: Duration = Duration::from_millis(40);
+/// Runs of inputs that have begun, for the watch.
+static RUNS: AtomicU64 = AtomicU64::new(0);
 
 /// How an input broke what must hold.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,11 +68,13 @@ fn words(payload: &dyn Any) -> String {
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or_default().to_owned()
 }
 
+/// Runs the input. One that takes longer than it may is tried again, and may take longer the slower the machine is now.
 pub fn measure(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
-    let most = Duration::from_millis(target.limits.millis);
-    let mut cost = once(target, input)?;
+    let limit = Duration::from_millis(target.limits.millis);
+    let (mut cost, mut most) = (once(target, input)?, limit);
     for _ in 1..TRIES {
         if cost.time > most {
+            most = limit.mul_f64(slowness());
             let before = processor();
             cost = once(target, input)?;
             cost.time = cost.time.min(processor().saturating_sub(before));
@@ -76,7 +86,25 @@ pub fn measure(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
     }
 }
 
+/// How many times slower this machine is now than the one for which the limits are meant; 1 at the least.
+fn slowness() -> f64 {
+    let (begun, before) = (Instant::now(), processor());
+    yardstick();
+    let took = begun.elapsed().min(processor().saturating_sub(before));
+    took.div_duration_f64(YARDSTICK).max(1.0)
+}
+
+/// Work of the kinds that the targets do, always the same.
+fn yardstick() {
+    let mut words: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for nth in 0..100_000_u64 {
+        words.entry(format!("word {}", nth % 977)).or_default().push(nth);
+    }
+    black_box(words.values().flatten().sum::<u64>());
+}
+
 fn once(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
+    RUNS.fetch_add(1, Ordering::Relaxed);
     ready();
     let ran = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
     let (begun, live) = BEGUN.take().expect("it was made ready");
@@ -138,41 +166,16 @@ pub fn shortened(text: &str) -> &str {
     &text[..text.floor_char_boundary(BYTES_MAX)]
 }
 
-/// Ends the process if the same input is under way for too long. Each message says that work goes on.
-pub fn watch(signs: &Receiver<()>) {
-    let (mut last, mut before) = (Instant::now(), processor());
-    loop {
-        match signs.recv_timeout(Duration::from_secs(1)) {
-            Ok(()) => (last, before) = (Instant::now(), processor()),
-            Err(RecvTimeoutError::Disconnected) => return,
-            Err(RecvTimeoutError::Timeout) => {
-                let took = processor().saturating_sub(before);
-                if took > HANGS || last.elapsed() > IDLES {
-                    eprintln!("an input runs for more than {took:?} of a processor");
-                    std::process::abort();
-                }
-            }
-        }
-    }
-}
-
-/// Tells the watch that work goes on, but not more often than is needed.
-pub struct Signs {
-    to: std::sync::mpsc::Sender<()>,
-    last: Instant,
-}
-
-impl Signs {
-    pub fn new() -> (Self, Receiver<()>) {
-        let (to, from) = channel();
-        (Self { to, last: Instant::now() }, from)
-    }
-
-    pub fn give(&mut self) {
-        if self.last.elapsed() > Duration::from_millis(100) {
-            self.last = Instant::now();
-            // Without a watch there is nobody to tell.
-            let _ = self.to.send(());
+/// Ends the process if the same run of an input is under way for too long.
+pub fn watch(end: &Receiver<()>) {
+    let (mut last, mut before, mut run) = (Instant::now(), processor(), RUNS.load(Ordering::Relaxed));
+    while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(Duration::from_secs(1)) {
+        let (took, now) = (processor().saturating_sub(before), RUNS.load(Ordering::Relaxed));
+        if now != run {
+            (last, before, run) = (Instant::now(), processor(), now);
+        } else if took > HANGS || last.elapsed() > IDLES {
+            eprintln!("an input runs for more than {took:?} of a processor");
+            std::process::abort();
         }
     }
 }
