@@ -92,7 +92,7 @@ impl Core {
                         self.tell(&turn.pods, &refused, now);
                         self.queue.over_bounds(&turn, begun, epoch, now);
                         self.reserves.evictions.preempting.stop(&turn.key, now);
-                        self.no_longer_kept(&turn.key, now);
+                        self.give_up_kept(&turn.key, now);
                         continue;
                     }
                     Err(refused) => {
@@ -129,11 +129,13 @@ impl Core {
     /// a while ago.
     fn try_unit(&mut self, turn: &Turn, now: Moment) -> Result<bool, Refused> {
         let mut placed = self.place_beside(turn, now);
-        let owners = self.owners_of(&turn.pods);
-        while placed.as_ref().is_err_and(|refused| refused.may_fit_elsewhere)
-            && self.queue.refusals.reopen(&turn.pods, &owners, now)
-        {
-            placed = self.place_beside(turn, now);
+        if placed.as_ref().is_err_and(|refused| refused.may_fit_elsewhere) {
+            let owners = self.owners_of(&turn.pods);
+            while placed.as_ref().is_err_and(|refused| refused.may_fit_elsewhere)
+                && self.queue.refusals.reopen(&turn.pods, &owners, now)
+            {
+                placed = self.place_beside(turn, now);
+            }
         }
         self.pay(turn);
         if placed.is_err() {

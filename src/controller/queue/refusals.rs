@@ -146,20 +146,26 @@ impl Refusals {
         if owners.iter().fold(false, |any, (pod, owner)| self.siblings.reopen(pod, owner) || any) {
             return true;
         }
-        let mut any = false;
-        for pod in pods {
-            let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
-            of_pod.for_each(|one| any |= one.zone.take().is_some());
-        }
-        if any {
+        if self.reopen_zones(pods) {
             return true;
         }
+        let mut any = false;
         for pod in pods {
             let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
             for one in of_pod.filter(|one| one.until <= now && !one.open) {
                 one.open = true;
                 any = true;
             }
+        }
+        any
+    }
+
+    /// Zones with nodes that refused these pods count again: only the nodes themselves come last. False: there are none.
+    pub fn reopen_zones(&mut self, pods: &[PodUid]) -> bool {
+        let mut any = false;
+        for pod in pods {
+            let of_pod = self.excluded.get_mut(pod).into_iter().flat_map(BTreeMap::values_mut);
+            of_pod.for_each(|one| any |= one.zone.take().is_some());
         }
         any
     }

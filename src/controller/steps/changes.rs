@@ -160,8 +160,11 @@ impl Core {
         let refused: Vec<Pod> = pods.filter(refused).cloned().collect();
         for pod in &refused {
             self.queue.refusals.exclude(&pod.at.uid, node, self.view.zone_of(node), now);
-            self.note_for_siblings(&pod.at.uid, node, now);
             self.recorder.taken_back(pod, node, now);
+        }
+        // Of several pods that use the claim nobody knows which it was.
+        if let [pod] = &refused[..] {
+            self.note_for_siblings(&pod.at.uid, node, now);
         }
     }
 

@@ -70,12 +70,6 @@ impl PodPart {
         self.ways.len()
     }
 
-    /// The same part, kept off these nodes as well.
-    pub(super) fn kept_off(&self, nodes: &NodeSet) -> Self {
-        let nodes = self.nodes_beside(self.apart.iter().chain([nodes]).cloned().collect());
-        Self { nodes, ..self.clone() }
-    }
-
     /// Its requests in all of the ways.
     pub(super) fn tries(&self) -> usize {
         self.ways.iter().map(|way| way.shape.wants.len()).sum()
@@ -83,6 +77,11 @@ impl PodPart {
 
     pub(super) fn shape(&self, nth: usize) -> &Shape {
         &self.way(nth).shape
+    }
+
+    /// The shape of a way that it has: not where others of its gang have more.
+    pub(super) fn shape_mut(&mut self, nth: usize) -> Option<&mut Shape> {
+        self.ways.get_mut(nth).map(|way| &mut way.shape)
     }
 
     /// A claim of it wants several GPUs, in one of the ways.
@@ -180,7 +179,7 @@ impl Core {
                 plan.claims.insert(*claim, planned);
             }
         }
-        parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
+        parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape.unbounded()));
         self.adopt(turn.key.clone(), plan, now);
     }
 
@@ -194,7 +193,7 @@ impl Core {
         for (nth, pod) in turn.pods.iter().enumerate() {
             // One is read, whatever it costs.
             if nth > 0 && !self.capacity.index.has_left() && !self.is_judged(pod) {
-                return self.read_no_further(turn, pod, now);
+                return self.read_no_further(turn, pod);
             }
             let part = match self.part(pod, &taken, now) {
                 Ok(Some(part)) => part,
@@ -220,7 +219,7 @@ impl Core {
                     parts.push(part);
                 }
                 // To read what it asks for has taken all: its selectors were not looked at.
-                Ok(false) if !has_left => return self.read_no_further(turn, pod, now),
+                Ok(false) if !has_left => return self.read_no_further(turn, pod),
                 Ok(false) => {
                     self.queue.leave(&turn.key, true);
                     return Ok(None);
@@ -239,14 +238,14 @@ impl Core {
     ///
     /// # Errors
     /// There is no more to have.
-    fn read_no_further<T>(&mut self, turn: &Turn, pod: &PodUid, now: Moment) -> Result<Option<T>, Refused> {
+    fn read_no_further<T>(&mut self, turn: &Turn, pod: &PodUid) -> Result<Option<T>, Refused> {
         let epoch = self.capacity.epoch();
         if self.purse.trials().stop_reading(turn.into(), epoch) {
             self.queue.leave(&turn.key, true);
             return Ok(None);
         }
-        // What keeps them off where they were refused costs as well. It counts no more.
-        if self.queue.refusals.reopen(&turn.pods, &[], now) {
+        // What keeps them off the zones where they were refused costs as well. It counts no more.
+        if self.queue.refusals.reopen_zones(&turn.pods) {
             self.queue.leave(&turn.key, true);
             return Ok(None);
         }
@@ -350,7 +349,8 @@ impl Core {
             .as_ref()
             .map(|demands| barred_for(demands, &self.view, &mut self.capacity.index, &mut self.node_filter));
         let without = ports_taken(uid, &self.view, &mut self.pods, &mut self.capacity.index);
-        let owner = self.owner_key(uid).filter(|_| !self.queue.refusals.siblings.is_empty());
+        let learns = !self.queue.refusals.siblings.is_empty();
+        let owner = if learns { self.owner_key(uid) } else { None };
         let zones = shunned::nodes(uid, owner.as_ref(), &self.view, &self.queue, &mut self.capacity.index);
         let ruled = apart::ruled(uid, &self.view, &mut self.pods, &mut self.capacity.index);
         let apart = apart::sets(&ruled, &mut self.capacity.index);

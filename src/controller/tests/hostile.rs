@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, object};
+use super::cluster::{Cluster, merge, object};
 use super::scenes::{LONG, MOMENT, cluster, put_kai, share};
 use super::told::until;
+use crate::controller::view::movable::OwnerKey;
 use crate::controller::write::Write;
-use crate::model::names::{DRIVER, SHARED_CLASS};
+use crate::model::names::{DRIVER, NodeName, SHARED_CLASS};
 
 const KAI: &str = "kai-gpu-share";
 
@@ -123,6 +124,61 @@ fn gangs_that_wait_are_counted_in_each_round_without_a_look_at_their_claims() {
     }
     let rounds = cluster.core.view.lookups() - before;
     assert!(rounds < 5_000, "{rounds} look-ups in ten rounds: a gang of 50 pods with 100 claims each waits");
+}
+
+/// Whether a pod learns from others of its owner was looked up with all of its claims: for each pod of a unit at each try, and
+/// for each pod that names a claim whose allocation was cleared.
+#[test]
+fn whether_pods_learn_from_their_siblings_is_not_looked_up_with_all_of_their_claims() {
+    let mut cluster = cluster(1, 2);
+    // Something is known of some owner's pods.
+    let (owner, node) =
+        (OwnerKey { namespace: "ml".to_owned(), uid: "rs".to_owned() }, NodeName::new("node-0"));
+    let now = cluster.now;
+    cluster.core.queue.refusals.siblings.note(&owner, &node, None, now);
+    let names: Vec<String> = (0..100).map(|nth| format!("c{nth}")).collect();
+    let owned = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": true}]);
+    let put_all = |cluster: &mut Cluster, namespace: &str, annotations: Value| {
+        names.iter().for_each(|name| claim(cluster, namespace, name, &plain(1)));
+        let named: Vec<Value> =
+            names.iter().map(|one| json!({"name": one, "resourceClaimName": one})).collect();
+        for nth in 0..50 {
+            cluster.store_pod(object(json!({"metadata": {"name": format!("p{nth}"), "namespace": namespace,
+                    "annotations": annotations, "ownerReferences": owned},
+                "spec": {"containers": [{"name": "main"}], "resourceClaims": named},
+                "status": {"phase": "Pending"}})));
+        }
+    };
+    put_all(&mut cluster, "evil", json!({"tranche.dev/gang": "g"}));
+    let mut first = serde_json::to_value(&cluster.claims[&("evil".to_owned(), "c0".to_owned())]).unwrap();
+    merge(&mut first, &json!({"metadata": {"annotations": {"tranche.dev/policy": "nonsense"}}}));
+    cluster.put_claim(first);
+    cluster.settle(LONG);
+    let why = waits_because(&cluster, "evil", "c1");
+    assert!(why.contains("nonsense"), "the gang has a turn: {why}");
+    let before = cluster.core.view.lookups();
+    for _ in 0..10 {
+        cluster.core.capacity.news();
+        cluster.round();
+    }
+    let tries = cluster.core.view.lookups() - before;
+    assert!(tries < 5_000, "{tries} look-ups in ten tries of a gang of 50 pods with 100 claims each");
+
+    put_all(&mut cluster, "worse", json!({}));
+    cluster.settle(LONG);
+    let mut given = cluster.claims[&("worse".to_owned(), "c50".to_owned())].clone();
+    given.status.get_or_insert_default().allocation = Some(object(json!({"devices": {"results": [
+        {"request": "r0", "driver": DRIVER, "pool": "node-0", "device": "gpu-0"}]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": ["node-0"]}]}]}})));
+    let mut cleared = cluster.store(given);
+    cluster.settle(MOMENT);
+    let before = cluster.core.view.lookups();
+    cleared.status.get_or_insert_default().allocation = None;
+    cluster.store(cleared);
+    cluster.deliver(usize::MAX);
+    let heard = cluster.core.view.lookups() - before;
+    assert!(heard < 1_000, "{heard} look-ups for one claim that 50 pods with 100 claims each name");
 }
 
 #[test]

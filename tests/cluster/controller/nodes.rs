@@ -97,12 +97,14 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
 }
 
 /// The fuller node comes first, and kube-scheduler refuses it, by a term that the controller does not read. One replica finds
-/// out, and the others are not tried there.
+/// out, and the others are not tried there, although all nodes are in the zone of the one that refuses.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn what_has_refused_one_replica_is_not_tried_by_the_others() {
     let test = "what_has_refused_one_replica_is_not_tried_by_the_others";
     let cluster = super::bed_beside(test, 2).await;
+    let zone = "topology.kubernetes.io/zone=only";
+    cluster.rig.kubectl(&["label", "node", "-l", "rig/hollow=yes", zone]);
     let auditor = Auditor::begin(&cluster.client).await;
     super::create_hollow(&cluster, "keeper", share(json!({"memory": "40Gi"})), |pod| {
         pod["metadata"]["labels"]["role"] = json!("keeper");

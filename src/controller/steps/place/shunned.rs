@@ -17,13 +17,16 @@ impl Core {
     /// What makes the pod, if it learns of what others of its owner have met: it starts by itself, and asks for one thing. Of
     /// several alternatives the best that fits anywhere is taken, wherever that is.
     pub(super) fn owner_key(&self, pod: &PodUid) -> Option<OwnerKey> {
+        let owner = self.view.owner_of(pod)?;
+        if let UnitKey::Gang { .. } = self.pods.unit_of(pod) {
+            return None;
+        }
         let is_one = |claim: &&Claim| match &claim.asks {
             Asks::Shares(spec) => ways_of(spec) == 1,
             Asks::Unreadable(_) | Asks::Scheduler(_) => true,
         };
         let claims = self.view.claims_of(self.view.pod(pod)?)?;
-        let learns = !matches!(self.pods.unit_of(pod), UnitKey::Gang { .. }) && claims.iter().all(is_one);
-        self.view.owner_of(pod).filter(|_| learns)
+        claims.iter().all(is_one).then_some(owner)
     }
 
     /// A node has refused the pod: it comes last for others of its owner, too.
@@ -38,7 +41,11 @@ impl Core {
         }
     }
 
+    /// Of the pods of a unit those that learn, and from whom. To look it up costs as much as reading the pod, which was paid.
     pub(in crate::controller) fn owners_of(&self, pods: &[PodUid]) -> Vec<(PodUid, OwnerKey)> {
+        if self.queue.refusals.siblings.is_empty() {
+            return Vec::new();
+        }
         pods.iter().filter_map(|pod| Some((pod.clone(), self.owner_key(pod)?))).collect()
     }
 }
