@@ -1,6 +1,5 @@
 //! What a pod asks for.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -46,8 +45,6 @@ pub struct Want {
     /// How many GPUs, the same part of each.
     pub gpus: u32,
     pub part: Part,
-    /// MiB that the part may come to of each GPU, or of a MIG device. None: any.
-    pub most_mib: Option<u64>,
     /// Of each GPU's multiprocessors; none: nothing is kept for it. A MIG device has at least so much of them.
     pub compute: Option<Percent>,
     /// Client processes on each GPU, among which the memory is divided; they take as many blocks of client slots as hold
@@ -132,16 +129,6 @@ impl Shape {
         self.wants.iter().map(of).sum::<usize>() + self.alike.iter().map(alike).sum::<usize>()
     }
 
-    /// The same, whatever its parts may come to.
-    pub fn unbounded(&self) -> Cow<'_, Self> {
-        if self.wants.iter().all(|want| want.most_mib.is_none()) {
-            return Cow::Borrowed(self);
-        }
-        let mut free = self.clone();
-        free.wants.iter_mut().for_each(|want| want.most_mib = None);
-        Cow::Owned(free)
-    }
-
     /// A pod that only wants this.
     pub fn one(want: Want) -> Self {
         Self { wants: vec![want], ..Self::default() }
@@ -155,7 +142,6 @@ impl Want {
             claim: 0,
             gpus,
             part: Part::Whole,
-            most_mib: None,
             compute: None,
             processes: 1,
             minimum_isolation: Isolation::None,
@@ -163,19 +149,6 @@ impl Want {
             selectors: Arc::default(),
             tolerations: Arc::default(),
         }
-    }
-
-    /// MiB of each GPU, if they are the same of all: neither a fraction nor a MIG device.
-    pub fn fixed_mib(&self) -> Option<u64> {
-        match self.part {
-            Part::Memory(bytes) if !self.is_mig() => Some(bytes.mib_ceil()),
-            Part::Memory(_) | Part::Fraction(_) | Part::Whole => None,
-        }
-    }
-
-    /// So many MiB of one GPU are no more than it may be.
-    pub(super) fn allows(&self, mib: u64) -> bool {
-        self.most_mib.is_none_or(|most| mib <= most)
     }
 
     /// A MIG device that is made for it: no GPU is given whole or in shares on that rung.

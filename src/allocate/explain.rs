@@ -107,14 +107,12 @@ pub struct SkippedGpus {
 /// GPUs of classes of which none will do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnfitGpus {
-    pub other_product: u32,
-    pub isolation: u32,
+    pub other_product: usize,
+    pub isolation: usize,
     /// Less can be granted of them than is asked, even idle.
     pub too_small: Option<Box<TooSmall>>,
     /// What is asked of them is less than 1 MiB for each process.
     pub sliver: u32,
-    /// What is asked of them is more memory than the namespace may still have.
-    pub too_much: u32,
     /// They have fewer client slots than the share has processes, even idle.
     pub processes: u32,
     /// They are cut into MIG devices, and none is asked for.
@@ -389,7 +387,6 @@ impl UnfitGpus {
                 small.largest = small.largest.max(class.memory_mib);
             }
             Unfit::Sliver => self.sliver += 1,
-            Unfit::TooMuch(_) => self.too_much += 1,
             Unfit::Processes => self.processes += 1,
             Unfit::Cut => self.cut += 1,
             Unfit::ByScheduler => self.by_scheduler += 1,
@@ -500,10 +497,9 @@ impl fmt::Display for Skipped {
         let (unfit, SkippedNodes { not_allowed, pods, cpu, memory }) = (&self.gpus.unfit, &self.nodes);
         let gpus = [
             (unfit.sliver as usize, "of which the share is less than 1 MiB for each process"),
-            (unfit.too_much as usize, "of which it would be more memory than the namespace may still have"),
             (unfit.processes as usize, "with fewer client slots than maxProcesses, even idle"),
-            (unfit.other_product as usize, "of another product"),
-            (unfit.isolation as usize, "below the isolation asked for"),
+            (unfit.other_product, "of another product"),
+            (unfit.isolation, "below the isolation asked for"),
             (unfit.cut as usize, "cut into MIG devices, which minimumIsolation mig asks for"),
             (
                 unfit.by_scheduler as usize,

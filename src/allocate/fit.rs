@@ -1,6 +1,6 @@
 //! Does a pod fit on a node, and on which of its GPUs?
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::ask::{Part, Rule, Shape, Want};
@@ -74,8 +74,6 @@ pub(super) enum Unfit {
     Sliver,
     /// It has fewer client slots than the share has processes, all in all.
     Processes,
-    /// What is asked of it comes to more than it may: so many MiB.
-    TooMuch(u64),
     /// It is cut into MIG devices, and none is asked for.
     Cut,
     /// All of it is asked for, which only the scheduler gives.
@@ -90,11 +88,8 @@ pub(super) fn needs(want: &Want, class: &GpuClass) -> Result<(u64, u32), Unfit> 
     if let Some(profiles) = &class.profiles {
         let by_scheduler = class.given_whole && want.part == Part::Whole;
         let ask = want.mig().ok_or(if by_scheduler { Unfit::ByScheduler } else { Unfit::Cut })?;
-        let mib = |at: usize| profiles[at].capacity.memory.mib_floor();
-        let enough = enough(profiles, ask);
-        let least = enough.iter().map(|at| mib(*at)).find(|mib| want.allows(*mib));
-        let unfit = || enough.first().map_or(Unfit::Small, |at| Unfit::TooMuch(mib(*at)));
-        return least.map(|mib| (mib, 1)).ok_or_else(unfit);
+        let least = enough(profiles, ask).first().map(|at| profiles[*at].capacity.memory.mib_floor());
+        return least.map(|mib| (mib, 1)).ok_or(Unfit::Small);
     }
     if class.isolation < want.minimum_isolation || want.is_mig() {
         return Err(Unfit::Isolation);
@@ -106,28 +101,12 @@ pub(super) fn needs(want: &Want, class: &GpuClass) -> Result<(u64, u32), Unfit> 
     if mib == 0 || mib < u64::from(want.processes) {
         return Err(Unfit::Sliver);
     }
-    if !want.allows(mib) {
-        return Err(Unfit::TooMuch(mib));
-    }
     if want.part == Part::Whole {
         return Ok((mib, class.slots.max(1)));
     }
     // A share takes a block of client slots, whatever it says.
     let slots = want.processes.div_ceil(class.processes_per_slot.max(1)).max(1);
     if slots > class.slots.max(1) { Err(Unfit::Processes) } else { Ok((mib, slots)) }
-}
-
-/// What a want may come to on GPUs of these classes, in MiB, whatever it may be at most.
-pub(super) fn possible_mib(want: &Want, classes: &[GpuClass]) -> BTreeSet<u64> {
-    let free = Want { most_mib: None, ..want.clone() };
-    let of_class = |class: &GpuClass| match (&class.profiles, free.mig()) {
-        (Some(profiles), Some(ask)) => {
-            let mib = |at: usize| profiles[at].capacity.memory.mib_floor();
-            enough(profiles, ask).into_iter().map(mib).collect()
-        }
-        _ => needs(&free, class).map(|(mib, _)| vec![mib]).unwrap_or_default(),
-    };
-    classes.iter().flat_map(of_class).collect()
 }
 
 impl Terms {
@@ -225,10 +204,7 @@ impl WantTerms {
         let least = needs.iter().flatten().map(|(mib, _)| *mib).min().unwrap_or(u64::MAX);
         let mig = want.mig();
         let enough = |(class, need): (&GpuClass, &Option<(u64, u32)>)| match (&class.profiles, mig, need) {
-            (Some(profiles), Some(ask), Some(_)) => {
-                let allows = |at: &usize| want.allows(profiles[*at].capacity.memory.mib_floor());
-                enough(profiles, ask).into_iter().filter(allows).collect()
-            }
+            (Some(profiles), Some(ask), Some(_)) => enough(profiles, ask).into(),
             _ => Arc::default(),
         };
         // What a MIG device has of the multiprocessors follows from its profile.

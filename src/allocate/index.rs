@@ -1,16 +1,16 @@
 //! Nodes, GPUs, and what is granted of them. A change costs O(log n); scores that it touches are renewed when
 //! somebody asks for them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::ask::{Shape, Want};
+use super::ask::Shape;
 use super::choice::Studied;
 use super::facts::Facts;
-use super::fit::{first, possible_mib};
+use super::fit::first;
 use super::fragment::Workload;
 use super::node::{Division, Gpu, GpuClass, GpuSpec, Node, NodeSpec, NodeView, Placement};
 use super::score_table::ScoreTables;
@@ -373,12 +373,6 @@ impl Index {
             Studied::Done => self.score_tables.choices.study_attributes(&shape.alike, &self.nodes.facts),
             other => other,
         }
-    }
-
-    /// What a want comes to on each kind of GPU that there is, in MiB, the least first; not on those of which none will do.
-    /// What it may come to at most is left aside.
-    pub fn possible_mib(&self, want: &Want) -> BTreeSet<u64> {
-        possible_mib(want, &self.nodes.classes)
     }
 
     /// All of these CEL expressions choose the GPU. Not if there is no such GPU, one of them fails on it, or it was not

@@ -58,10 +58,6 @@ pub enum GpuVerdict {
     Sliver {
         processes: u32,
     },
-    /// MiB that the part comes to, of which its namespace may still have less.
-    TooMuch {
-        needed: u64,
-    },
     /// Client processes: even idle it has slots for less.
     Processes {
         needed: u32,
@@ -130,7 +126,6 @@ fn verdict(gpu: &Gpu, terms: &WantTerms, want: &Want, nodes: &Nodes) -> GpuVerdi
         }
         Err(Unfit::Cut) => GpuVerdict::Cut,
         Err(Unfit::ByScheduler) => GpuVerdict::ByScheduler,
-        Err(Unfit::TooMuch(needed)) => GpuVerdict::TooMuch { needed },
         Err(Unfit::Sliver) => GpuVerdict::Sliver { processes: want.processes },
         Err(Unfit::Processes) => {
             let all = class.slots.saturating_mul(class.processes_per_slot);

@@ -159,10 +159,6 @@ impl NamespaceUsage {
         }
     }
 
-    pub fn of_claim(&self, claim: ClaimKey) -> Amounts {
-        self.claims.get(&claim).map(|(_, amounts)| *amounts).unwrap_or_default()
-    }
-
     pub fn of(&self, namespace: &str) -> Amounts {
         self.namespaces.get(namespace).copied().unwrap_or_default()
     }

@@ -92,7 +92,7 @@ impl Core {
                         self.tell(&turn.pods, &refused, now);
                         self.queue.over_bounds(&turn, begun, epoch, now);
                         self.reserves.evictions.preempting.stop(&turn.key, now);
-                        self.give_up_kept(&turn.key, now);
+                        self.no_longer_kept(&turn.key, now);
                         continue;
                     }
                     Err(refused) => {

@@ -87,10 +87,6 @@ pub(super) enum Miss {
     Sliver {
         processes: u32,
     },
-    /// More than the namespace may still have.
-    TooMuch {
-        needed: u64,
-    },
     Processes {
         needed: u32,
         all: u32,
@@ -119,7 +115,6 @@ pub enum ObstacleKind {
     Memory,
     Closed,
     Small,
-    NamespaceBound,
     Isolation,
     Selector,
     GpuTaint,
@@ -153,7 +148,6 @@ impl ObstacleKind {
             Self::Memory => "memory",
             Self::Closed => "closed",
             Self::Small => "too-small",
-            Self::NamespaceBound => "namespace-bound",
             Self::Isolation => "isolation",
             Self::Selector => "selector",
             Self::GpuTaint => "gpu-taint",
@@ -264,7 +258,6 @@ impl Miss {
             Self::Memory { .. } | Self::Mig { .. } => ObstacleKind::Memory,
             Self::Closed(_) | Self::Capacity { .. } => ObstacleKind::Closed,
             Self::Small { .. } | Self::Sliver { .. } | Self::Processes { .. } => ObstacleKind::Small,
-            Self::TooMuch { .. } => ObstacleKind::NamespaceBound,
             Self::Isolation { .. } | Self::Cut | Self::ByScheduler => ObstacleKind::Isolation,
             Self::Product | Self::NotSelected(_) | Self::Failed(_) => ObstacleKind::Selector,
             Self::Tainted(_) => ObstacleKind::GpuTaint,
@@ -294,9 +287,6 @@ impl Miss {
             Self::Sliver { processes } => {
                 format!("the share of {at} would be less than 1 MiB for each of {processes} processes")
             }
-            Self::TooMuch { needed } => {
-                format!("{needed} MiB of {at} would be more than the namespace may still have")
-            }
             Self::Processes { needed, all } => {
                 format!("client slots for {all} processes on {at} even idle, needs {needed}")
             }
@@ -325,7 +315,6 @@ impl Miss {
             Self::Capacity { .. } => "too little capacity",
             Self::Small { .. } => "too small even idle",
             Self::Sliver { .. } => "the share would be less than 1 MiB",
-            Self::TooMuch { .. } => "more than the namespace may still have",
             Self::Processes { .. } => "too few client slots even idle",
             Self::Isolation { .. } => "isolation too low",
             Self::Product => "another product",
@@ -415,9 +404,7 @@ pub(super) fn verdicts(
     now: Moment,
 ) -> Option<Vec<(NodeName, NodeObstacle)>> {
     // Of alternatives the last: it is the one that is told of.
-    let mut part = core.part(pod, &Default::default(), now).ok().flatten()?;
-    core.keep_within_bounds(std::slice::from_mut(&mut part));
-    let PodAsk { shape, nodes } = part.into_last_ask();
+    let PodAsk { shape, nodes } = core.part(pod, &Default::default(), now).ok().flatten()?.into_last_ask();
     let found = allocate::verdicts(&mut core.capacity.index, &shape);
     let mut found: BTreeMap<NodeName, NodeVerdict> =
         found.into_iter().map(|verdict| (verdict.node.clone(), verdict)).collect();
@@ -543,7 +530,6 @@ fn miss(
         GpuVerdict::Tainted(taint) => Miss::Tainted(taint),
         GpuVerdict::Small { needed, all } => Miss::Small { needed, all },
         GpuVerdict::Sliver { processes } => Miss::Sliver { processes },
-        GpuVerdict::TooMuch { needed } => Miss::TooMuch { needed },
         GpuVerdict::Processes { needed, all } => Miss::Processes { needed, all },
         GpuVerdict::Memory { needed, free } => Miss::Memory { needed, free },
         GpuVerdict::Compute { needed, free } => Miss::Compute { needed, free },

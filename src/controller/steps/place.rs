@@ -70,6 +70,12 @@ impl PodPart {
         self.ways.len()
     }
 
+    /// The same part, kept off these nodes as well.
+    pub(super) fn kept_off(&self, nodes: &NodeSet) -> Self {
+        let nodes = self.nodes_beside(self.apart.iter().chain([nodes]).cloned().collect());
+        Self { nodes, ..self.clone() }
+    }
+
     /// Its requests in all of the ways.
     pub(super) fn tries(&self) -> usize {
         self.ways.iter().map(|way| way.shape.wants.len()).sum()
@@ -77,11 +83,6 @@ impl PodPart {
 
     pub(super) fn shape(&self, nth: usize) -> &Shape {
         &self.way(nth).shape
-    }
-
-    /// The shape of a way that it has: not where others of its gang have more.
-    pub(super) fn shape_mut(&mut self, nth: usize) -> Option<&mut Shape> {
-        self.ways.get_mut(nth).map(|way| &mut way.shape)
     }
 
     /// A claim of it wants several GPUs, in one of the ways.
@@ -179,7 +180,7 @@ impl Core {
                 plan.claims.insert(*claim, planned);
             }
         }
-        parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape.unbounded()));
+        parts.iter().for_each(|part| self.capacity.index.seen(&part.way(nth).shape));
         self.adopt(turn.key.clone(), plan, now);
     }
 

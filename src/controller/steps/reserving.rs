@@ -184,15 +184,6 @@ impl Core {
         }
     }
 
-    /// What is kept for a unit is of no use to it.
-    pub(in crate::controller) fn give_up_kept(&mut self, key: &UnitKey, now: Moment) {
-        if self.reserves.of(key).is_some() {
-            self.reserves.end_preempted(key);
-            self.reserves.end(key, now);
-            self.capacity.news();
-        }
-    }
-
     /// Its nodes may have changed: other GPUs there may be nearer to being free.
     fn look_anew(&mut self, turn: &Turn, now: Moment) {
         let Some(kept) = self.reserves.of(&turn.key).filter(|kept| kept.preempted.is_none()) else { return };

@@ -1,8 +1,6 @@
 //! What a namespace may have, as its annotations say: who is over it waits with the numbers, keeps nobody else from
 //! anything, and goes on when there is room again.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
@@ -12,7 +10,7 @@ use super::walk::bind;
 use crate::allocate::Policy;
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::Rules;
-use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY, NodeName};
+use crate::model::names::{MAX_SHARE_GPUS, MAX_SHARE_MEMORY};
 
 fn memory(most: &str) -> Value {
     json!({MAX_SHARE_MEMORY: most})
@@ -130,107 +128,6 @@ fn a_smaller_gpu_is_taken_where_the_fraction_of_the_best_is_over_the_bound() {
             cluster.check();
         }
     }
-}
-
-/// A node with GPUs of so many GiB.
-fn put_sizes(cluster: &mut Cluster, node: &str, sizes: &[u32]) {
-    cluster.put_node_object(node, json!({}));
-    let of = |(minor, gib): (u32, &u32)| {
-        let mut gpu = device(node, minor, true);
-        merge(
-            &mut gpu,
-            &json!({"attributes": {"grantableMemoryMiB": {"int": gib * 1024}},
-                "capacity": {"memory": {"value": format!("{gib}Gi")}}}),
-        );
-        gpu
-    };
-    cluster.put_slice(node, (0..).zip(sizes).map(of).collect());
-}
-
-fn of_sizes(policy: Policy, nodes: &[(&str, &[u32])]) -> Cluster {
-    let mut cluster = Cluster::new(Rules { policy, ..rules() });
-    nodes.iter().for_each(|(node, sizes)| put_sizes(&mut cluster, node, sizes));
-    cluster.settle(SECOND);
-    cluster
-}
-
-/// A pod of another namespace that has this share of the GPU with this UUID, and is bound.
-fn put_bound(cluster: &mut Cluster, namespace: &str, name: &str, (memory, uuid): (&str, &str)) {
-    let text = format!("device.attributes['gpu.nvidia.com'].uuid == '{uuid}'");
-    let exactly = json!({"deviceClassName": "shared.gpu.nvidia.com", "selectors": [{"cel": {"expression": text}}],
-        "capacity": {"requests": {"memory": memory}}});
-    cluster.put_claim(json!({"metadata": {"name": name, "namespace": namespace},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}));
-    cluster.store_pod(object(json!({"metadata": {"name": name, "namespace": namespace}, "status": {"phase": "Pending"},
-        "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "c", "resourceClaimName": name}]}})));
-    cluster.settle(LONG);
-}
-
-/// The one that is packed best is too large, and stands beside one that is not.
-#[test]
-fn a_smaller_gpu_of_the_same_node_is_taken_where_the_larger_would_be_over_the_bound() {
-    for nodes in [&[("node-0", &[80_u32, 20][..])][..], &[("node-0", &[80, 1]), ("node-1", &[20])]] {
-        let mut cluster = of_sizes(Policy::Pack, nodes);
-        put_bound(&mut cluster, OTHER, "beside", ("40Gi", "GPU-node-0-0"));
-        cluster.annotate("ml", memory("30Gi"));
-        cluster.put_share("half", json!({"fraction": "0.5", "compute": 10}), 1);
-        let small = if nodes.len() == 1 { ("node-0", "gpu-1") } else { ("node-1", "gpu-0") };
-        // Of the GPU with 1 GiB it could be as well: that one is taken.
-        if nodes.len() == 2 {
-            put_bound(&mut cluster, OTHER, "fills", ("1Gi", "GPU-node-0-1"));
-        }
-        cluster.put_pod("half", &["half"], json!({}));
-        cluster.settle(LONG);
-        let place = cluster.place("half").unwrap_or_else(|| panic!("{}", words(&cluster, "half")));
-        assert_eq!((place.0.as_str(), place.1[0].as_str()), small);
-        cluster.check();
-    }
-}
-
-/// On the node that the policy prefers the fractions are too much together; on the other they are as much as is allowed.
-#[test]
-fn fractions_of_different_sizes_are_bounded_together() {
-    let mut cluster = of_sizes(Policy::Spread, &[("node-big", &[80, 80]), ("node-ok", &[40, 40])]);
-    cluster.annotate("ml", memory("40Gi"));
-    cluster.put_share("most", json!({"fraction": "0.75"}), 1);
-    cluster.put_share("rest", json!({"fraction": "0.25"}), 1);
-    cluster.put_pod("both", &["most", "rest"], json!({}));
-    cluster.settle(LONG);
-    let place = cluster.place("most").map(|(node, _)| node);
-    assert_eq!(place.as_deref(), Some("node-ok"), "{}", words(&cluster, "most"));
-    cluster.check();
-}
-
-/// The GPUs of which it may have a fraction are full: that is a matter of room, and room is kept there and nowhere else.
-#[test]
-fn who_may_have_a_share_of_small_gpus_alone_waits_for_room_on_these() {
-    let mut cluster = of_sizes(Policy::Pack, &[("node-big", &[80]), ("node-small", &[20])]);
-    cluster.annotate("ml", memory("45Gi"));
-    put_bound(&mut cluster, "ml", "mine", ("10Gi", "GPU-node-big-0"));
-    put_bound(&mut cluster, OTHER, "theirs", ("15Gi", "GPU-node-small-0"));
-    cluster.put_share("half", json!({"fraction": "0.5", "compute": 10}), 1);
-    cluster.put_pod("half", &["half"], json!({}));
-    cluster.settle(LONG);
-    let told = words(&cluster, "half");
-    assert!(
-        told.contains("needs 10240 MiB; largest free on 1 candidate GPU is 5120 MiB on node node-small"),
-        "{told}"
-    );
-    assert!(
-        told.contains("1 GPU of which it would be more memory than the namespace may still have"),
-        "{told}"
-    );
-    // It is passed by others until room is kept.
-    let mut kept = BTreeSet::new();
-    for nth in 0..50 {
-        put_other(&mut cluster, &format!("o{nth}"));
-        for _ in 0..10 {
-            cluster.settle(3 * SECOND);
-            kept.extend(cluster.core.reserves.kept_from(OTHER).flat_map(|kept| kept.aside.nodes()));
-        }
-    }
-    assert_eq!(kept, [NodeName::new("node-small")].into());
-    cluster.check();
 }
 
 #[test]

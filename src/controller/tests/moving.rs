@@ -608,42 +608,6 @@ fn proposed(cluster: &mut Cluster) -> Option<Proposed> {
     }
 }
 
-/// A node with one GPU of 20 GiB.
-fn put_small_gpu(cluster: &mut Cluster, node: &str) {
-    let mut small = super::cluster::device(node, 0, true);
-    merge(
-        &mut small,
-        &json!({"attributes": {"grantableMemoryMiB": {"int": 20_480}}, "capacity": {"memory": {"value": "20Gi"}}}),
-    );
-    cluster.put_node_object(node, json!({}));
-    cluster.put_slice(node, vec![small]);
-    cluster.settle(SECOND);
-}
-
-/// Of a small GPU the namespace may have the fraction, and a share that cannot move is on that one; of the others it may not.
-#[test]
-fn no_pod_moves_for_a_place_that_the_bound_of_the_namespace_does_not_allow() {
-    for (most, is_found) in [("70Gi", false), ("80Gi", true)] {
-        let mut cluster = fragmented(Mode::Propose, ("ml", json!({})));
-        put_small_gpu(&mut cluster, "c");
-        put(&mut cluster, "stays", "15Gi", "rs-stays", mark("false"));
-        bind(&mut cluster, "ml", "stays");
-        assert_eq!(cluster.place("stays").unwrap().0, "c");
-        cluster.annotate("tenant", json!({crate::model::names::MAX_SHARE_MEMORY: most}));
-        put_in(&mut cluster, ("tenant", "waits"), ("1Gi", 1), "rs-waits", json!({}));
-        let at = ("tenant".to_owned(), "waits".to_owned());
-        let mut claim = cluster.claims[&at].clone();
-        claim.spec.as_mut().unwrap().devices.as_mut().unwrap().config =
-            Some(vec![object(json!({"opaque": {"driver": DRIVER,
-            "parameters": {"apiVersion": "tranche.dev/v1alpha1", "kind": "GpuShare", "fraction": "0.9",
-                "compute": 10}}}))]);
-        cluster.store(claim);
-        cluster.settle(5 * SECOND);
-        let found = proposed(&mut cluster);
-        assert_eq!(found.is_some(), is_found, "{most}: {found:?}");
-    }
-}
-
 #[test]
 fn shares_of_several_gpus_move_together_and_make_room_for_such() {
     let mut cluster = cluster(Mode::Propose);

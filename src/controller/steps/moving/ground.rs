@@ -87,8 +87,7 @@ impl Core {
             who.claims.iter().map(|claim| self.view.claim(*claim)).collect::<Option<_>>()?;
         // The best of its alternatives has to fit: it may be content with less, and is not asked to be.
         let wants = self.ways(&claims).ok()?.into_iter().next()?;
-        let (namespace, mut shape) = (pod.at.namespace.clone(), ask::shape(&wants, pod.room).ok()?);
-        self.keep_anew_within_bounds(&namespace, &who.claims, &mut shape);
+        let shape = ask::shape(&wants, pod.room).ok()?;
         if self.capacity.index.study(&shape) != Studied::Done {
             return None;
         }

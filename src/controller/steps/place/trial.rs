@@ -49,14 +49,10 @@ impl Core {
         let begun = step.clone();
         loop {
             let found = match step {
-                TrialStep::All(from) => {
-                    self.keep_within_bounds(&mut parts);
-                    self.try_all(turn, &parts, from, had_all)
-                }
-                TrialStep::Each(each) => self.try_each(turn, &mut parts, each, had_all),
+                TrialStep::All(from) => self.try_all(turn, &parts, from, had_all),
+                TrialStep::Each(each) => self.try_each(turn, &parts, each, had_all),
                 TrialStep::Fewest(fitting, from) => {
                     parts = self.fewest(turn, parts, &fitting);
-                    self.keep_within_bounds(&mut parts);
                     self.try_fewest(&parts, fitting, from, had_all)
                 }
             };
@@ -99,21 +95,14 @@ impl Core {
     }
 
     /// Of parts that cannot be placed all together those that fit somewhere by themselves.
-    fn try_each(
-        &mut self,
-        turn: &Turn,
-        parts: &mut [PodPart],
-        mut each: EachPod,
-        mut had_all: bool,
-    ) -> Trial {
-        for part in parts.iter_mut() {
+    fn try_each(&mut self, turn: &Turn, parts: &[PodPart], mut each: EachPod, mut had_all: bool) -> Trial {
+        for part in parts {
             if each.tried.contains(&part.pod) {
                 continue;
             }
             if !had_all && !self.capacity.index.has_left() {
                 return Trial::Spent(TrialStep::Each(each));
             }
-            self.keep_within_bounds(std::slice::from_mut(part));
             let fits = self.first_way(std::slice::from_ref(part)).is_some();
             if !fits && !had_all && self.capacity.index.spent().1 {
                 return Trial::Spent(TrialStep::Each(each));
@@ -207,7 +196,7 @@ impl Core {
             Err(Explanation { shortage: Shortage::Unsearched { .. }, .. }) if !had_all => Ways::Spent(last),
             Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
                 None => Ways::Fits(last, decision),
-                Some(words) => Ways::Refused(parts[0].refused(Reason::Bound, words)),
+                Some(words) => self.try_smaller(parts, last, had_all, words),
             },
             Err(explanation) => {
                 let mut refused = self.explained(&parts[0], &explanation);
@@ -224,8 +213,30 @@ impl Core {
         }
     }
 
+    /// The best GPUs are more than the namespace may still have, as the words say: smaller ones may not be.
+    fn try_smaller(&mut self, parts: &[PodPart], nth: usize, had_all: bool, words: String) -> Ways {
+        let kept_off = self.kept_off_large_gpus(parts, nth);
+        if let Some(decision) = kept_off.as_ref().and_then(|parts| self.within_bounds(parts, nth)) {
+            return Ways::Fits(nth, decision);
+        }
+        if kept_off.is_some() && self.capacity.index.spent().1 && !had_all {
+            return Ways::Spent(nth);
+        }
+        let may_fit_elsewhere = kept_off.is_some();
+        Ways::Refused(Refused { may_fit_elsewhere, ..parts[0].refused(Reason::Bound, words) })
+    }
+
     /// Where the parts are served in this way, within what their namespace may have.
     fn fits_in_way(&mut self, parts: &[PodPart], nth: usize) -> Option<Decision> {
+        let decision = self.places_in_way(parts, nth)?;
+        if self.beyond_bounds(parts, &decision.placements).is_none() {
+            return Some(decision);
+        }
+        let kept_off = self.kept_off_large_gpus(parts, nth)?;
+        self.within_bounds(&kept_off, nth)
+    }
+
+    fn within_bounds(&mut self, parts: &[PodPart], nth: usize) -> Option<Decision> {
         let decision = self.places_in_way(parts, nth)?;
         self.beyond_bounds(parts, &decision.placements).is_none().then_some(decision)
     }

@@ -11,6 +11,7 @@ use crate::controller::core::Core;
 use crate::controller::holders::Holders;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::Turn;
+use crate::controller::steps::bounded::least;
 use crate::controller::steps::place::PodPart;
 use crate::controller::steps::preempting::candidates::There;
 use crate::controller::view::GpuRef;
@@ -137,7 +138,7 @@ impl Core {
             return (found, Vec::new());
         }
         let mut order: Vec<usize> = (0..wanted.parts.len()).collect();
-        order.sort_by_key(|at| Reverse(self.least_amounts(&wanted.parts[*at], 0).mib));
+        order.sort_by_key(|at| Reverse(least(&wanted.parts[*at], 0).mib));
         let (mut places, mut rest) = (Vec::new(), Vec::new());
         for at in order {
             let place = self.first_way(std::slice::from_ref(&wanted.parts[at]));
