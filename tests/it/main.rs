@@ -33,6 +33,8 @@ mod node;
 mod nvml;
 mod nvml_mig;
 mod objects;
+#[path = "../fuzz/driver/pace.rs"]
+mod pace;
 mod plan;
 mod podrules;
 mod release;

@@ -20,6 +20,10 @@ use tranche::controller::core::Core;
 use tranche::controller::write::{Write, WriteOutcome};
 
 use crate::objects::share;
+use crate::pace::slowness;
+
+/// Another namespace's pod is placed long before.
+const MOST_ROUNDS: usize = 100;
 
 /// What an API server has: of each resource so many objects, made as they are asked for.
 type Make = fn(&str, usize) -> Option<String>;
@@ -251,8 +255,8 @@ impl Crowd {
         again.or(round.next)
     }
 
-    /// How long another namespace's pod waits for its place.
-    fn another(&mut self, nth: usize) -> Duration {
+    /// How many rounds, and how much of a processor, another namespace's pod waits for its place.
+    fn another(&mut self, nth: usize) -> (usize, Duration) {
         let now = self.begin.elapsed();
         let mut claim = share(&format!("claim-{nth}"), json!({"memory": "1Gi"}));
         claim["metadata"]["namespace"] = "other".into();
@@ -260,14 +264,13 @@ impl Crowd {
         self.core
             .apply(Change::Pod(WatchEvent::Stored(serde_json::from_value(pod("other", nth)).unwrap())), now);
         let (begin, uid) = (on_processor(), format!("pod-{nth}"));
-        loop {
+        for rounds in 1..=MOST_ROUNDS {
             self.one_round();
             if !self.core.queue.pods().any(|pod| pod.as_str() == uid) {
-                break;
+                return (rounds, on_processor() - begin);
             }
-            assert!(on_processor() - begin < Duration::from_secs(60), "it is never placed");
         }
-        on_processor() - begin
+        panic!("{uid} has no place after {MOST_ROUNDS} rounds");
     }
 }
 
@@ -298,8 +301,12 @@ async fn of_a_namespace_whose_pods_find_no_place() {
     let mut crowd = Crowd { core, begin: std::time::Instant::now(), longest: Duration::ZERO, version: 1 };
     println!("20,000 claims and pods that find no place, 1,000 nodes with 8 GPUs each, or a quarter of all");
     println!("{} MiB once they are known", resident().0);
-    let first = crowd.another(1_000_000);
+    // Processors of machines that many share are fast and slow by turns.
+    let before = slowness();
+    let (rounds, first) = crowd.another(1_000_000);
+    let slower = before.max(slowness());
     println!("another namespace's pod is placed after {first:?}; the longest round {:?}", crowd.longest);
+    assert_eq!(rounds, 1, "it is placed in the first round");
     crowd.longest = Duration::ZERO;
     // A round is due at once as long as somebody is left over.
     for _ in 0..50 {
@@ -307,14 +314,17 @@ async fn of_a_namespace_whose_pods_find_no_place() {
             break;
         }
     }
-    let later = crowd.another(1_000_001);
+    let (rounds, later) = crowd.another(1_000_001);
     let (now, most) = resident();
     println!(
         "50 rounds later after {later:?}, the longest of them {:?}; {now} MiB, {most} MiB at most",
         crowd.longest
     );
     assert!(most < 512, "{most} MiB");
-    assert!(first.max(later) < Duration::from_secs(5), "{first:?} {later:?}");
+    assert_eq!(rounds, 1, "it is placed in the next round");
+    let (took, most) = (first.max(later), Duration::from_secs(5).mul_f64(slower.max(slowness())));
+    println!("{most:?} are the most on this machine");
+    assert!(took < most, "{first:?} {later:?}; {most:?} are the most");
 }
 
 fn pod(namespace: &str, nth: usize) -> Value {

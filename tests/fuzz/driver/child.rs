@@ -13,7 +13,7 @@ use super::args::Args;
 use super::cover::Cover;
 use super::meter::{self, Fault};
 use super::mutate::{self, Pool};
-use super::{Form, Target, corpus, json};
+use super::{Form, Target, corpus, json, pace};
 
 /// Faults of different causes, after which a target is given up.
 const FAULTS_MAX: usize = 5;
@@ -187,7 +187,7 @@ struct Rest {
 impl Rest {
     fn new(time: Duration) -> Self {
         let begun = Instant::now();
-        Self { time, begun, before: meter::processor(), asked: begun }
+        Self { time, begun, before: pace::processor(), asked: begun }
     }
 
     fn is_left(&mut self) -> bool {
@@ -196,7 +196,7 @@ impl Rest {
             return true;
         }
         self.asked = Instant::now();
-        passed < self.time * 4 && meter::processor().saturating_sub(self.before) < self.time
+        passed < self.time * 4 && pace::processor().saturating_sub(self.before) < self.time
     }
 }
 

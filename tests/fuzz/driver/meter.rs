@@ -2,15 +2,14 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use super::pace::{processor, slowness};
 use super::{Target, memory};
 
 /// An input that takes more of a processor ends the process, or one that takes longer and does nothing.
@@ -18,9 +17,6 @@ const HANGS: Duration = Duration::from_secs(60);
 const IDLES: Duration = Duration::from_secs(180);
 /// One that took too long is tried again before it is blamed: the machine may have been busy.
 const TRIES: usize = 3;
-/// What [`yardstick`] takes, not optimised, on a machine for which the limits of time are meant. There the dearest evaluation
-/// takes half of its limit.
-const YARDSTICK: Duration = Duration::from_millis(40);
 /// Runs of inputs that have begun, for the watch.
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
@@ -86,23 +82,6 @@ pub fn measure(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
     }
 }
 
-/// How many times slower this machine is now than the one for which the limits are meant; 1 at the least.
-fn slowness() -> f64 {
-    let (begun, before) = (Instant::now(), processor());
-    yardstick();
-    let took = begun.elapsed().min(processor().saturating_sub(before));
-    took.div_duration_f64(YARDSTICK).max(1.0)
-}
-
-/// Work of the kinds that the targets do, always the same.
-fn yardstick() {
-    let mut words: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for nth in 0..100_000_u64 {
-        words.entry(format!("word {}", nth % 977)).or_default().push(nth);
-    }
-    black_box(words.values().flatten().sum::<u64>());
-}
-
 fn once(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
     RUNS.fetch_add(1, Ordering::Relaxed);
     ready();
@@ -118,14 +97,6 @@ fn once(target: &Target, input: &[u8]) -> Result<Cost, Fault> {
         true => Err(Fault::Memory { taken: cost.bytes, most }),
         false => Ok(cost),
     }
-}
-
-/// What this process has had of processors: fields 14 and 15 of proc_pid_stat(5), in ticks of 10 ms.
-pub fn processor() -> Duration {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks = rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok());
-    Duration::from_millis(10) * u32::try_from(ticks.sum::<u64>()).unwrap_or(u32::MAX)
 }
 
 impl Fault {

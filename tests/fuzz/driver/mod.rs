@@ -2,7 +2,7 @@
 //!
 //! * `args`: what is asked for; `parent`: a process for each target; `child`: one target's inputs, one after another
 //! * `corpus`: inputs in the tree; `mutate`, `json`: inputs made of others; `cover`: which were worth keeping
-//! * `meter`: time and memory of one input; `memory`: the allocator that counts
+//! * `meter`: time and memory of one input; `memory`: the allocator that counts; `pace`: how fast this machine is
 //! * `checks`: targets that fail, so that it is known that failures are seen
 
 pub mod args;
@@ -14,6 +14,7 @@ pub mod json;
 pub mod memory;
 pub mod meter;
 pub mod mutate;
+mod pace;
 mod parent;
 
 use std::process::ExitCode;
