@@ -69,6 +69,9 @@ pub trait Ground {
     fn come_back(&mut self, mover: usize);
     /// Where these would go, all of them. None: one of them fits nowhere.
     fn places(&mut self, asks: &[PodAsk]) -> Option<Vec<Placement>>;
+    /// All may have this: what waits these places, and each of those that move, by its place in the list, the one that it comes
+    /// to.
+    fn allows(&self, moves: &[(usize, Placement)], then: &[Placement]) -> bool;
     /// These places are taken from now on. `alone`: with all of their GPUs.
     fn take(&mut self, places: &[Placement], alone: bool);
     /// What was taken last is free again.
@@ -106,6 +109,8 @@ enum Vain {
     Worth,
     /// One of them would fit nowhere.
     Homeless,
+    /// Somebody would have more than is allowed.
+    Bound,
 }
 
 /// Searches for the least moves. What waits does not fit as it is. `ticks`: what it may cost; it is paid from what the
@@ -142,7 +147,7 @@ fn look(ground: &mut impl Ground, waiting: &WaitingUnit, movers: &[Mover], meter
             match tries.on(ground, &sites[at].node, &set) {
                 Ok(proposal) => return MovesFound::Moves(proposal),
                 Err(Vain::NoRoom) => *vain += 1,
-                Err(Vain::Fixed | Vain::Worth | Vain::Homeless) => {}
+                Err(Vain::Fixed | Vain::Worth | Vain::Homeless | Vain::Bound) => {}
             }
             if meter.is_spent_with(ground.index().spent().0.saturating_sub(before)) {
                 return MovesFound::Spent;
@@ -261,7 +266,8 @@ impl MoveTrials<'_> {
             }
             asks => ground.places(asks),
         };
-        let then = then.ok_or(Vain::NoRoom)?;
+        // Who leaves changes nothing about that.
+        let then = then.filter(|then| ground.allows(&[], then)).ok_or(Vain::NoRoom)?;
         let moved = asks.iter().map(|(mover, _)| self.movers[*mover].mib()).fold(0, u64::saturating_add);
         if moved > then.iter().map(mib).fold(0, u64::saturating_add) {
             return Err(Vain::Worth);
@@ -279,6 +285,9 @@ impl MoveTrials<'_> {
         (0..=moves.len()).for_each(|_| ground.free());
         if moves.len() < asks.len() {
             return Err(Vain::Homeless);
+        }
+        if !ground.allows(&moves, &then) {
+            return Err(Vain::Bound);
         }
         moves.sort_by_key(|(mover, _)| *mover);
         Ok(Proposal { node: node.clone(), moves, then })
@@ -326,6 +335,10 @@ impl Ground for OfIndex<'_> {
 
     fn places(&mut self, asks: &[PodAsk]) -> Option<Vec<Placement>> {
         places(self.index, asks, self.policy)
+    }
+
+    fn allows(&self, _: &[(usize, Placement)], _: &[Placement]) -> bool {
+        true
     }
 
     fn take(&mut self, places: &[Placement], _: bool) {

@@ -41,7 +41,7 @@ impl Amounts {
         Self { mib: self.mib.saturating_add(other.mib), gpus: self.gpus.saturating_add(other.gpus) }
     }
 
-    fn minus(self, other: Self) -> Self {
+    pub fn minus(self, other: Self) -> Self {
         Self { mib: self.mib.saturating_sub(other.mib), gpus: self.gpus.saturating_sub(other.gpus) }
     }
 }
@@ -161,6 +161,10 @@ impl NamespaceUsage {
 
     pub fn of(&self, namespace: &str) -> Amounts {
         self.namespaces.get(namespace).copied().unwrap_or_default()
+    }
+
+    pub fn of_claim(&self, claim: ClaimKey) -> Amounts {
+        self.claims.get(&claim).map_or(Amounts::default(), |(_, amounts)| *amounts)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::controller::explain::{Listing, TURN, refuse_where_short};
 use crate::controller::moves::Proposed;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::Reason;
+use crate::controller::steps::bounded::of_places;
 use crate::controller::steps::moving::{MoveSearch, MoverFilter};
 use crate::model::claim::PodRef;
 use crate::model::names::PodUid;
@@ -112,6 +113,12 @@ impl Core {
             if let Some((node, room)) = self.pods.set_place(uid, None).given {
                 self.capacity.give_room(&node, room);
             }
+        }
+        for (uid, place) in &found.then {
+            let Some(pod) = self.view.pod(uid) else { continue };
+            let first = self.view.claims_of(pod).into_iter().flatten().next().map(|claim| claim.key);
+            let namespace = Some(pod.at.namespace.as_str());
+            first.iter().for_each(|claim| self.capacity.usage.set(*claim, namespace, of_places([place])));
         }
         let places = found.then.iter().map(|(_, place)| (place.clone(), found.alone));
         let moved = found.moves.iter().map(|one| (one.to.clone(), one.alone));

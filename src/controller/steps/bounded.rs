@@ -1,9 +1,10 @@
 //! Whether a namespace may have more shares: what its annotations allow, against what its claims have and are to have.
 
-use std::collections::BTreeSet;
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::allocate::{GpuGrant, NodeView, Part as Amount, Placement};
+use crate::allocate::{GpuGrant, NodeView, Part as Amount, Placement, Shape, Want};
 use crate::controller::bounds::Amounts;
 use crate::controller::core::Core;
 use crate::controller::queue::UnitKey;
@@ -11,7 +12,7 @@ use crate::controller::recorder::Reason;
 use crate::controller::steps::place::{KEPT_TICKS, PodPart, Refused};
 use crate::controller::view::GpuRef;
 use crate::model::claim::ClaimKey;
-use crate::model::names::NodeName;
+use crate::model::names::{NodeName, PodUid};
 
 impl Core {
     /// A claim has these parts of GPUs from now on, or is to have them.
@@ -30,8 +31,7 @@ impl Core {
         let ways = parts.iter().map(PodPart::ways).max().unwrap_or(1);
         let mut refused = None;
         for nth in 0..ways {
-            let least = parts.iter().map(|part| least(part, nth)).fold(Amounts::default(), Amounts::plus);
-            match self.exceeded(parts, least) {
+            match self.beyond_bounds_at_least(parts, nth) {
                 Some(words) => refused = Some(words),
                 None => return Ok(()),
             }
@@ -39,10 +39,19 @@ impl Core {
         refused.map_or(Ok(()), |words| Err(parts[0].refused(Reason::Bound, words)))
     }
 
+    /// Why this way to serve the unit is more than its namespace may have, wherever it is served.
+    pub(super) fn beyond_bounds_at_least<P: Borrow<PodPart>>(
+        &self,
+        parts: &[P],
+        nth: usize,
+    ) -> Option<String> {
+        let least = parts.iter().map(|part| least(part.borrow().shape(nth)));
+        self.exceeded(parts, least.fold(Amounts::default(), Amounts::plus))
+    }
+
     /// Why these places are more than the namespace may have.
     pub(super) fn beyond_bounds(&self, parts: &[PodPart], places: &[Placement]) -> Option<String> {
-        let grants = places.iter().flat_map(|place| &place.gpus);
-        self.exceeded(parts, grants.map(of_grant).fold(Amounts::default(), Amounts::plus))
+        self.exceeded(parts, of_places(places))
     }
 
     /// These parts, kept off nodes on which the fractions that they ask for would be more memory than their namespace may still
@@ -80,33 +89,72 @@ impl Core {
         Some(parts.iter().map(|part| part.kept_off(&large)).collect())
     }
 
-    /// The same once all units of the namespace have their shares for which pods end; `unit`: but for this one.
-    pub(super) fn beyond_bounds_then(
+    /// Why these places are more than the namespace may have once all of its units have their shares for which pods end;
+    /// `unit`: but for this one.
+    pub(super) fn beyond_bounds_then<'a>(
         &self,
-        unit: &UnitKey,
-        parts: &[PodPart],
-        places: &[Placement],
+        (namespace, unit): (&str, &UnitKey),
+        places: impl IntoIterator<Item = &'a Placement>,
     ) -> Option<String> {
-        let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
-        let others = self.reserves.preempted_places(namespace, unit);
-        let grants = others.chain(places).flat_map(|place| &place.gpus);
-        self.exceeded(parts, grants.map(of_grant).fold(Amounts::default(), Amounts::plus))
+        let bounds = self.view.bounds(namespace)?;
+        let others = of_places(self.reserves.preempted_places(namespace, unit));
+        bounds.exceeded(namespace, self.capacity.usage.of(namespace), others.plus(of_places(places)))
+    }
+
+    /// All namespaces may have what they have once pods have moved for a unit of `namespace`. `then`: where its pods come to;
+    /// `moves`: of each pod that moves what it has now, and where it goes.
+    pub(super) fn may_all_have<'a>(
+        &'a self,
+        (namespace, unit): (&'a str, &UnitKey),
+        then: impl IntoIterator<Item = &'a Placement>,
+        moves: impl IntoIterator<Item = (&'a PodUid, Amounts, &'a Placement)>,
+    ) -> bool {
+        let mut changes: BTreeMap<&str, (Amounts, Amounts)> = BTreeMap::new();
+        changes.insert(namespace, (Amounts::default(), of_places(then)));
+        for (uid, before, to) in moves {
+            let Some(pod) = self.view.pod(uid) else { return false };
+            let (had, asked) = changes.entry(&pod.at.namespace).or_default();
+            (*had, *asked) = (had.plus(before), asked.plus(of_places([to])));
+        }
+        changes.into_iter().all(|(namespace, (had, asked))| {
+            let others = of_places(self.reserves.preempted_places(namespace, unit));
+            self.may_have(namespace, had, others.plus(asked))
+        })
+    }
+
+    /// A namespace may have these beside what it has, less these.
+    pub(super) fn may_have(&self, namespace: &str, less: Amounts, asked: Amounts) -> bool {
+        let used = || self.capacity.usage.of(namespace).minus(less);
+        let bounds = self.view.bounds(namespace);
+        bounds.is_none_or(|bounds| bounds.exceeded(namespace, used(), asked).is_none())
+    }
+
+    /// What claims count for now.
+    pub(super) fn usage_of(&self, claims: &[ClaimKey]) -> Amounts {
+        let of_each = claims.iter().map(|claim| self.capacity.usage.of_claim(*claim));
+        of_each.fold(Amounts::default(), Amounts::plus)
     }
 
     /// All parts of a unit are of one namespace.
-    fn exceeded(&self, parts: &[PodPart], asked: Amounts) -> Option<String> {
-        let namespace = &self.view.pod(&parts.first()?.pod)?.at.namespace;
+    fn exceeded<P: Borrow<PodPart>>(&self, parts: &[P], asked: Amounts) -> Option<String> {
+        let namespace = &self.view.pod(&parts.first()?.borrow().pod)?.at.namespace;
         self.view.bounds(namespace)?.exceeded(namespace, self.capacity.usage.of(namespace), asked)
     }
+}
+
+/// What shares at these places come to.
+pub(in crate::controller) fn of_places<'a>(places: impl IntoIterator<Item = &'a Placement>) -> Amounts {
+    let grants = places.into_iter().flat_map(|place| &place.gpus);
+    grants.map(of_grant).fold(Amounts::default(), Amounts::plus)
 }
 
 fn of_grant(grant: &GpuGrant) -> Amounts {
     Amounts { mib: grant.memory.mib_ceil(), gpus: 1 }
 }
 
-/// How much memory a fraction comes to is known once the GPU is.
-pub(super) fn least(part: &PodPart, nth: usize) -> Amounts {
-    let of = |want: &crate::allocate::Want| {
+/// What a pod asks for at the least: how much memory a fraction comes to is known once the GPU is.
+pub(super) fn least(shape: &Shape) -> Amounts {
+    let of = |want: &Want| {
         let each = match want.part {
             Amount::Memory(bytes) => bytes.mib_ceil(),
             Amount::Fraction(_) | Amount::Whole => 1,
@@ -114,5 +162,5 @@ pub(super) fn least(part: &PodPart, nth: usize) -> Amounts {
         let gpus = u64::from(want.gpus);
         Amounts { mib: each.saturating_mul(gpus), gpus }
     };
-    part.shape(nth).wants.iter().map(of).fold(Amounts::default(), Amounts::plus)
+    shape.wants.iter().map(of).fold(Amounts::default(), Amounts::plus)
 }

@@ -10,7 +10,7 @@
 //! * `reclaim`: allocations that nobody uses; `send`: the writes
 
 mod answers;
-mod bounded;
+pub mod bounded;
 mod changes;
 mod contenders;
 mod gpus;

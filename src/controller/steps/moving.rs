@@ -10,10 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocate::moves::{Mover, MovesFound, SEARCH_TICKS, WaitingUnit, search};
 use crate::allocate::{Nodes, Placement, PodAsk};
+use crate::controller::bounds::Amounts;
 use crate::controller::config::Mode;
 use crate::controller::core::Core;
 use crate::controller::moves::{Move, Proposed};
 use crate::controller::queue::{Turn, UnitKey};
+use crate::controller::steps::bounded::of_places;
 use crate::controller::steps::place::{PodPart, Refused};
 use crate::controller::tracker::as_grant;
 use crate::controller::view::movable::{OwnerKey, OwnerKind};
@@ -111,7 +113,10 @@ impl Core {
         }
         // Nobody is moved for who would not be bound then.
         let is_meant = |turn: &Turn| {
-            !is_busy(&turn.key) && self.is_tried(turn).is_ok() && !self.waited_before(turn, now)
+            !is_busy(&turn.key)
+                && self.is_tried(turn).is_ok()
+                && !self.waited_before(turn, now)
+                && self.is_still_allowed(turn)
         };
         if let Some(unit) = self.reserves.evictions.moves.next_beginning(&rules, is_meant, epoch, now) {
             self.reserves.evictions.moves.begin(&unit, rules.rest, now);
@@ -119,6 +124,14 @@ impl Core {
         if let Some((pod, owner)) = self.reserves.evictions.moves.next_eviction(now) {
             round.writes.push(Write::Move(pod, owner));
         }
+    }
+
+    /// What was found for the unit is within the bounds of all whom it is about: they may have more by now.
+    fn is_still_allowed(&self, turn: &Turn) -> bool {
+        let found = self.reserves.evictions.moves.of(&turn.key);
+        let (Some(found), Some(namespace)) = (found, self.namespace(turn)) else { return false };
+        let moves = found.moves.iter().map(|one| (&one.pod.uid, of_places([&one.from]), &one.to));
+        self.may_all_have((namespace, &turn.key), found.then.iter().map(|(_, place)| place), moves)
     }
 
     /// When there is something to do for moves.
@@ -208,7 +221,9 @@ impl Core {
     ) -> MoveSearch {
         // Where pods may go that must not be together is looked up one after another: not in this search.
         let parts = self.parts(turn, now).filter(|parts| !self.are_apart(parts));
-        let Some(parts) = parts else { return MoveSearch::Nothing };
+        let (Some(parts), Some(namespace)) = (parts, self.namespace(turn).map(str::to_owned)) else {
+            return MoveSearch::Nothing;
+        };
         let (movers, who, cost) = self.movers(turn, whose, now);
         self.capacity.index.pay(cost);
         if cost > ticks {
@@ -223,6 +238,9 @@ impl Core {
             parts.iter().map(|part| self.nodes_then(&part.pod, &part.nodes, now)).collect();
         let mut outcome = MoveSearch::Nothing;
         for nth in 0..ways {
+            if self.beyond_bounds_at_least(&parts, nth).is_some() {
+                continue;
+            }
             let ask = |(part, nodes): (&PodPart, &Nodes)| {
                 let nth = nth.min(part.ways() - 1);
                 PodAsk { shape: part.shape(nth).clone(), nodes: nodes.clone() }
@@ -230,7 +248,7 @@ impl Core {
             let asks: Vec<PodAsk> = parts.iter().zip(&nodes).map(ask).collect();
             let alone = asks.iter().any(|ask| ask::is_several(&ask.shape));
             let waiting = WaitingUnit { asks, alone };
-            let mut ground = Ground::new(self, &who);
+            let mut ground = Ground::new(self, (&namespace, &turn.key), &who);
             match search(&mut ground, &waiting, &movers, ticks / ways as u64) {
                 MovesFound::Moves(found) => {
                     let named = |(at, to): &(usize, Placement)| {
@@ -290,6 +308,10 @@ impl Core {
             }
             // A pod of a gang is never taken from it.
             if let UnitKey::Gang { .. } = self.unit_of(pod) {
+                continue;
+            }
+            // Its namespace has more than it may by now: the share would not be made anew.
+            if !self.may_have(&pod.at.namespace, Amounts::default(), Amounts::default()) {
                 continue;
             }
             let Some((has, claims, several)) = self.shares_alone(pod) else { continue };

@@ -174,19 +174,26 @@ impl Core {
             let without = BTreeSet::new();
             let (nodes, budgets) = (&wanted.nodes[..], Budgets::Kept);
             let from = self.reserves.evictions.preempting.looks.from(&turn.key);
-            let look = VictimSearch { nodes, asker, budgets, without: &without, ticks, from, now };
-            let (found, free) = self.find_with_places(&wanted, &look);
-            let allowed = |core: &Self, place: &Placement| {
-                let places: Vec<Placement> = std::iter::once(place).chain(&free).cloned().collect();
-                core.beyond_bounds_then(&turn.key, parts, &places).is_none()
+            let unit = Some(&turn.key);
+            let look = VictimSearch {
+                nodes,
+                asker,
+                unit,
+                beside: &[],
+                budgets,
+                without: &without,
+                ticks,
+                from,
+                now,
             };
+            let (found, free) = self.find_with_places(&wanted, &look);
             match found {
-                Ok(VictimsFound::Room { nth, place }) if allowed(self, &place) => {
+                Ok(VictimsFound::Room { nth, place }) => {
                     self.adopt_places(turn, parts, nth, &[place], now);
                     self.no_longer_kept(&turn.key, now);
                     is_placed = true;
                 }
-                Ok(VictimsFound::Victims { place, victims }) if allowed(self, &place) => {
+                Ok(VictimsFound::Victims { place, victims }) => {
                     let places = std::iter::once(place).chain(free).collect();
                     let begun = self.begin_evicting(
                         turn,
@@ -197,7 +204,8 @@ impl Core {
                     );
                     outcome.put_off = begun.err();
                 }
-                Ok(_) | Err(Nobody::Anywhere) => {}
+                Ok(VictimsFound::Soon(_) | VictimsFound::Free(_) | VictimsFound::Bound(_))
+                | Err(Nobody::Anywhere) => {}
                 // What it did not come to is looked at another time, though nothing may have changed.
                 Err(Nobody::Until(nodes)) => {
                     outcome.left_at = Some(nodes);

@@ -3,6 +3,7 @@
 
 mod books;
 mod bounds;
+mod bounds_of_others;
 mod budgets;
 mod cluster;
 mod early;

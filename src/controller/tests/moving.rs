@@ -62,7 +62,7 @@ pub(super) fn put_in(cluster: &mut Cluster, at: (&str, &str), share: (&str, u32)
 }
 
 /// kube-scheduler binds the pod where its claim is, and the controller-manager reserves the claim.
-fn bind(cluster: &mut Cluster, namespace: &str, name: &str) {
+pub(super) fn bind(cluster: &mut Cluster, namespace: &str, name: &str) {
     cluster.settle(5 * SECOND);
     let at = (namespace.to_owned(), name.to_owned());
     let claim = cluster.claims.get(&at).cloned().expect("the claim is there");
@@ -598,7 +598,7 @@ fn is_placed(cluster: &Cluster, (namespace, name): (&str, &str)) -> bool {
 }
 
 /// The first that waits, and what is proposed for it.
-fn proposed(cluster: &mut Cluster) -> Option<Proposed> {
+pub(super) fn proposed(cluster: &mut Cluster) -> Option<Proposed> {
     let turn =
         cluster.core.queue.turns(cluster.now, |_| crate::controller::gang::Placed::default()).remove(0);
     match cluster.core.propose(&turn, MoverFilter::Any, SEARCH_TICKS, cluster.now) {

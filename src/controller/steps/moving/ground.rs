@@ -1,9 +1,11 @@
 //! What pods leave and come to, in the controller's own capacity.
 
 use crate::allocate::moves;
-use crate::allocate::{self, GpuGrant, Index, Nodes, Placement, PodAsk, Studied};
+use crate::allocate::{self, GpuGrant, Index, Nodes, Placement, PodAsk, Shape, Studied};
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
+use crate::controller::queue::UnitKey;
+use crate::controller::steps::bounded::least;
 use crate::controller::view::{Claim, GpuRef};
 use crate::controller::{ask, multi_gpu};
 use crate::model::claim::ClaimKey;
@@ -21,14 +23,16 @@ type Had = Vec<(ClaimKey, Vec<(GpuRef, GpuGrant)>)>;
 
 pub struct Ground<'a> {
     core: &'a mut Core,
+    /// What waits, and its namespace.
+    unit: (&'a str, &'a UnitKey),
     who: &'a [Who],
     /// Of those that are away, the last that left at the end.
     away: Vec<(usize, Had)>,
 }
 
 impl<'a> Ground<'a> {
-    pub fn new(core: &'a mut Core, who: &'a [Who]) -> Self {
-        Self { core, who, away: Vec::new() }
+    pub fn new(core: &'a mut Core, unit: (&'a str, &'a UnitKey), who: &'a [Who]) -> Self {
+        Self { core, unit, who, away: Vec::new() }
     }
 }
 
@@ -69,6 +73,14 @@ impl moves::Ground for Ground<'_> {
         }
     }
 
+    fn allows(&self, moves: &[(usize, Placement)], then: &[Placement]) -> bool {
+        let moves = moves.iter().filter_map(|(at, to)| {
+            let who = self.who.get(*at)?;
+            Some((&who.pod, self.core.usage_of(&who.claims), to))
+        });
+        self.core.may_all_have(self.unit, then, moves)
+    }
+
     fn take(&mut self, places: &[Placement], alone: bool) {
         self.core.capacity.set_aside(Aside { places: places.to_vec(), alone });
     }
@@ -85,9 +97,13 @@ impl Core {
         let demands = self.view.origin(&who.pod)?.demands.clone();
         let claims: Vec<&Claim> =
             who.claims.iter().map(|claim| self.view.claim(*claim)).collect::<Option<_>>()?;
-        // The best of its alternatives has to fit: it may be content with less, and is not asked to be.
-        let wants = self.ways(&claims).ok()?.into_iter().next()?;
-        let shape = ask::shape(&wants, pod.room).ok()?;
+        let had = self.usage_of(&who.claims);
+        let may_have = |shape: &Shape| self.may_have(&pod.at.namespace, had, least(shape));
+        // The best of its alternatives that its namespace may have has to fit: it may be content with less, and is not asked
+        // to be.
+        let ways = self.ways(&claims).ok()?;
+        let mut shapes = ways.iter().map_while(|wants| ask::shape(wants, pod.room).ok());
+        let shape = shapes.find(may_have)?;
         if self.capacity.index.study(&shape) != Studied::Done {
             return None;
         }

@@ -185,18 +185,15 @@ impl Core {
                 return Ways::Spent(nth + 1);
             }
         }
-        let (last, policy) = (ways - 1, parts[0].policy);
-        let (asks, is_several) = asks(parts, last);
-        let decision = match is_several {
-            _ if self.is_mutual(parts) => self.decide_in_turn(parts, last, had_all),
-            false => allocate::decide(&mut self.capacity.index, &asks, policy),
-            true => multi_gpu::decide(&mut self.capacity, &asks, policy),
-        };
-        match decision {
+        let last = ways - 1;
+        match self.decide_way(parts, last, had_all) {
             Err(Explanation { shortage: Shortage::Unsearched { .. }, .. }) if !had_all => Ways::Spent(last),
             Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
                 None => Ways::Fits(last, decision),
-                Some(words) => self.try_smaller(parts, last, had_all, words),
+                Some(words) => match self.try_smaller(parts, last, had_all, words) {
+                    Ways::Refused(bound) => Ways::Refused(self.for_room_of_another(parts, last, bound)),
+                    found => found,
+                },
             },
             Err(explanation) => {
                 let mut refused = self.explained(&parts[0], &explanation);
@@ -211,6 +208,39 @@ impl Core {
                 Ways::Refused(refused)
             }
         }
+    }
+
+    /// Where the parts go in this way, whatever their namespace may have, or why they go nowhere.
+    fn decide_way(&mut self, parts: &[PodPart], nth: usize, had_all: bool) -> Result<Decision, Explanation> {
+        let (asks, is_several) = asks(parts, nth);
+        match is_several {
+            _ if self.is_mutual(parts) => self.decide_in_turn(parts, nth, had_all),
+            false => allocate::decide(&mut self.capacity.index, &asks, parts[0].policy),
+            true => multi_gpu::decide(&mut self.capacity, &asks, parts[0].policy),
+        }
+    }
+
+    /// The last way is more than the namespace may have, as `bound` says. If one before it is not and lacks room, it is for
+    /// room that the unit waits.
+    fn for_room_of_another(&mut self, parts: &[PodPart], last: usize, bound: Refused) -> Refused {
+        for nth in 0..last {
+            if self.beyond_bounds_at_least(parts, nth).is_some() || !self.capacity.index.has_left() {
+                continue;
+            }
+            let Err(explanation) = self.decide_way(parts, nth, false) else { continue };
+            if matches!(explanation.shortage, Shortage::Unsearched { .. }) {
+                continue;
+            }
+            let refused = self.explained(&parts[0], &explanation);
+            let words = format!(
+                "none of {} alternatives fits; one {}; of the last, {}",
+                last + 1,
+                refused.words,
+                bound.words
+            );
+            return Refused { words, ..refused };
+        }
+        bound
     }
 
     /// The best GPUs are more than the namespace may still have, as the words say: smaller ones may not be.

@@ -237,21 +237,15 @@ impl Core {
         let wanted = self.wanted(turn, now)?;
         let (nodes, ticks, without) = (&wanted.nodes[..], TICKS, BTreeSet::new());
         let budgets = Budgets::Kept;
-        let mut look = VictimSearch { nodes, asker: &asker, budgets, without: &without, ticks, from: 0, now };
+        let (unit, without) = (Some(&turn.key), &without);
+        let mut look =
+            VictimSearch { nodes, asker: &asker, unit, beside: &[], budgets, without, ticks, from: 0, now };
         self.capacity.index.allow(ticks);
-        let (found, free) = self.find_with_places(&wanted, &look);
+        let (found, _) = self.find_with_places(&wanted, &look);
         let kept = |place: &Placement| format!("it is kept {}", kept_words(place));
-        let bound = found.as_ref().ok().and_then(|found| match found {
-            VictimsFound::Victims { place, .. } | VictimsFound::Room { place, .. } => {
-                let places: Vec<Placement> = std::iter::once(place).chain(&free).cloned().collect();
-                self.beyond_bounds_then(&turn.key, &wanted.parts, &places)
-            }
-            VictimsFound::Soon(_) | VictimsFound::Free(_) => None,
-        });
-        let prospect = match (bound, found) {
-            (Some(words), _) => Prospect::Bound(words),
-            (None, Ok(found)) => self.prospect_for(found, look.budgets, kept),
-            (None, Err(nobody)) => {
+        let prospect = match found {
+            Ok(found) => self.prospect_for(found, look.budgets, kept),
+            Err(nobody) => {
                 self.capacity.index.allow(ticks);
                 if let Some((node, other)) = self.room_beside_others(&wanted, &look) {
                     self.capacity.index.allow(u64::MAX);
@@ -279,8 +273,9 @@ impl Core {
         let wanted = self.wanted(turn, now)?;
         let (nodes, without) = (&wanted.nodes[..], BTreeSet::new());
         let budgets = Budgets::Kept;
+        let (unit, without, ticks) = (Some(&turn.key), &without, TICKS);
         let look =
-            VictimSearch { nodes, asker: &asker, budgets, without: &without, ticks: TICKS, from: 0, now };
+            VictimSearch { nodes, asker: &asker, unit, beside: &[], budgets, without, ticks, from: 0, now };
         self.capacity.index.allow(TICKS);
         let prospect = match self.find(&wanted, &look) {
             Ok(VictimsFound::Room { place, .. }) => Some(Prospect::Scheduler { node: place.node }),
@@ -303,6 +298,7 @@ impl Core {
         match found {
             VictimsFound::Soon(node) => Prospect::Soon { node },
             VictimsFound::Free(node) => Prospect::Free { node },
+            VictimsFound::Bound(words) => Prospect::Bound(words),
             VictimsFound::Room { place, .. } => Prospect::Scheduler { node: place.node },
             VictimsFound::Victims { place, victims } if budgets == Budgets::Passed => {
                 self.kept_by_budgets(&place, &victims)

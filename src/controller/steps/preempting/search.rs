@@ -10,7 +10,7 @@ use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
 use crate::controller::holders::Holders;
 use crate::controller::preempt::VICTIMS_MAX;
-use crate::controller::queue::Turn;
+use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::steps::bounded::least;
 use crate::controller::steps::place::PodPart;
 use crate::controller::steps::preempting::candidates::There;
@@ -49,6 +49,8 @@ pub enum VictimsFound {
         place: Placement,
         victims: Vec<PodUid>,
     },
+    /// All places that there would be are more than the namespace may have, as these words say.
+    Bound(String),
 }
 
 /// What pods want that find no room.
@@ -73,6 +75,11 @@ pub struct VictimSearch<'a> {
     /// Of each of its pods.
     pub nodes: &'a [Nodes],
     pub asker: &'a Asker,
+    /// What its namespace may have counts, beside what else its units are to have. None: it is for a whole GPU, which nobody
+    /// counts.
+    pub unit: Option<&'a UnitKey>,
+    /// Places that its other pods have by then.
+    pub beside: &'a [Placement],
     pub budgets: Budgets,
     /// GPUs that are none for it, whatever ends there.
     pub without: &'a BTreeSet<GpuRef>,
@@ -134,11 +141,12 @@ impl Core {
         look: &VictimSearch<'_>,
     ) -> (Result<VictimsFound, Nobody>, Vec<Placement>) {
         let found = self.find(wanted, look);
-        if wanted.parts.len() < 2 || !matches!(found, Err(Nobody::Anywhere)) {
+        let is_in_vain = matches!(found, Err(Nobody::Anywhere) | Ok(VictimsFound::Bound(_)));
+        if wanted.parts.len() < 2 || !is_in_vain {
             return (found, Vec::new());
         }
         let mut order: Vec<usize> = (0..wanted.parts.len()).collect();
-        order.sort_by_key(|at| Reverse(least(&wanted.parts[*at], 0).mib));
+        order.sort_by_key(|at| Reverse(least(wanted.parts[*at].shape(0)).mib));
         let (mut places, mut rest) = (Vec::new(), Vec::new());
         for at in order {
             let place = self.first_way(std::slice::from_ref(&wanted.parts[at]));
@@ -151,13 +159,16 @@ impl Core {
             }
         }
         let found = match places.is_empty() || rest.is_empty() || self.has_spent(look) {
-            true => Err(Nobody::Anywhere),
+            true => found,
             false => {
                 let parts: Vec<&PodPart> = rest.iter().map(|at| &wanted.parts[*at]).collect();
                 let nodes: Vec<Nodes> = rest.iter().map(|at| wanted.nodes[*at].clone()).collect();
-                let found = self.find_for((&parts, false), &VictimSearch { nodes: &nodes, from: 0, ..*look });
-                // Where to go on is a matter of all of them.
-                found.map_err(|_| Nobody::Anywhere)
+                let look = VictimSearch { nodes: &nodes, from: 0, beside: &places, ..*look };
+                match (self.find_for((&parts, false), &look), found) {
+                    (Ok(of_rest), _) => Ok(of_rest),
+                    // Where to go on is a matter of all of them.
+                    (Err(_), found) => found,
+                }
             }
         };
         places.iter().for_each(|_| drop(self.capacity.lift()));
@@ -182,13 +193,26 @@ impl Core {
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
         let ways = parts.iter().map(|part| part.ways()).max().unwrap_or(1);
+        let mut bound = None;
         let found = first(0..ways, |nth| {
+            if self.beyond_bounds_at_least(parts, nth).is_some() {
+                return Err(Nobody::Anywhere);
+            }
             let shape = together(parts, nth);
             let preemptor = self.capacity.index.preemptor(&shape, alone);
-            self.look_at_way(look, (nth, &shape), &holders, preemptor)
+            match self.look_at_way(look, (nth, &shape), &holders, preemptor) {
+                Ok(VictimsFound::Bound(words)) => {
+                    bound.get_or_insert(words);
+                    Err(Nobody::Anywhere)
+                }
+                found => found,
+            }
         });
         self.reserves.evictions.preempting.holders = holders;
-        found
+        match (found, bound) {
+            (Err(Nobody::Anywhere), Some(words)) => Ok(VictimsFound::Bound(words)),
+            (found, _) => found,
+        }
     }
 
     pub(super) fn look_at_way(
@@ -199,18 +223,20 @@ impl Core {
         mut preemptor: Preemptor,
     ) -> Result<VictimsFound, Nobody> {
         let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
+        let mut bound = None;
         for node in ending.into_iter().take(NODES_MAX) {
             if self.has_spent(look) {
                 break;
             }
-            if self
-                .victims_on(look, node, holders, (&mut preemptor, None))
-                .is_some_and(|found| found.rank.is_none())
+            let found = self.victims_on(look, node, holders, (&mut preemptor, None));
+            if let Some(found) = found.filter(|found| found.rank.is_none())
+                && self.is_allowed(look, &found.placement, &mut bound)
             {
                 return Ok(VictimsFound::Soon(node.clone()));
             }
         }
-        if let Some((place, _)) = self.room_alone(look, shape, (holders, &mut preemptor), Others::None) {
+        let of_scheduler = (Others::None, &mut bound);
+        if let Some((place, _)) = self.room_alone(look, shape, (holders, &mut preemptor), of_scheduler) {
             return Ok(VictimsFound::Room { nth, place });
         }
         let mut order: Vec<(Rank, &NodeName)> =
@@ -232,6 +258,7 @@ impl Core {
             }
             let beat = best.as_ref().map(|(rank, ..)| *rank);
             let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
+            let found = found.filter(|found| self.is_allowed(look, &found.placement, &mut bound));
             let Some(found) = found else { continue };
             let Some(rank) = found.rank else { return Ok(VictimsFound::Soon(node.clone())) };
             if found.pods.len() > VICTIMS_MAX {
@@ -245,8 +272,18 @@ impl Core {
         let found = best.map(|(_, place, victims)| VictimsFound::Victims { place, victims });
         match left_at {
             Some(nodes) => found.ok_or(Nobody::Until(nodes)),
-            None => found.or(too_many).ok_or(Nobody::Anywhere),
+            None => found.or(too_many).or(bound.map(VictimsFound::Bound)).ok_or(Nobody::Anywhere),
         }
+    }
+
+    /// The namespace of who asks may have this place as well. If it may not, `bound` says why.
+    fn is_allowed(&self, look: &VictimSearch<'_>, place: &Placement, bound: &mut Option<String>) -> bool {
+        let Some(unit) = look.unit else { return true };
+        let places = look.beside.iter().chain([place]);
+        let words = self.beyond_bounds_then((&look.asker.pod.namespace, unit), places);
+        let is_allowed = words.is_none();
+        *bound = bound.take().or(words);
+        is_allowed
     }
 
     /// The look has cost what it may.
@@ -296,9 +333,12 @@ impl Core {
         let [part] = &wanted.parts[..] else { return None };
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);
         let found = (0..part.ways()).find_map(|nth| {
+            if self.beyond_bounds_at_least(&[part], nth).is_some() {
+                return None;
+            }
             let shape = part.shape(nth);
             let mut preemptor = self.capacity.index.preemptor(shape, wanted.alone);
-            self.room_alone(look, shape, (&holders, &mut preemptor), Others::Some)
+            self.room_alone(look, shape, (&holders, &mut preemptor), (Others::Some, &mut None))
         });
         self.reserves.evictions.preempting.holders = holders;
         found.and_then(|(place, other)| Some((place.node, other?)))
@@ -312,7 +352,7 @@ impl Core {
         look: &VictimSearch<'_>,
         shape: &Shape,
         (holders, preemptor): (&Holders, &mut Preemptor),
-        others: Others,
+        (others, bound): (Others, &mut Option<String>),
     ) -> Option<(Placement, Option<NodeName>)> {
         if !look.asker.is_usual {
             return None;
@@ -347,6 +387,7 @@ impl Core {
                 beat: None,
             };
             let found = self.capacity.index.victims(preemptor, &site);
+            let found = found.filter(|found| self.is_allowed(look, &found.placement, bound));
             let Some(found) = found else { continue };
             match (self.other_node(look.asker, node).cloned(), others) {
                 (None, Others::None) => return Some((found.placement, None)),

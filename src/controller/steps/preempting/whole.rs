@@ -105,7 +105,12 @@ impl Core {
                 self.holds.gpus.note(gpus);
                 self.reevaluate_gpus(now);
             }
-            Ok(VictimsFound::Soon(_) | VictimsFound::Free(_) | VictimsFound::Room { .. })
+            Ok(
+                VictimsFound::Soon(_)
+                | VictimsFound::Free(_)
+                | VictimsFound::Bound(_)
+                | VictimsFound::Room { .. },
+            )
             | Err(Nobody::Anywhere) => {}
             Err(Nobody::Until(nodes)) => {
                 let why = self.reserves.evictions.preempting.put_off(PutOff::Spent);
@@ -149,7 +154,8 @@ impl Core {
             return Ok(VictimsFound::Free(node));
         }
         let nodes = std::slice::from_ref(&whole.nodes);
-        let look = VictimSearch { nodes, asker, budgets, without: &whole.pinned, ticks, from, now };
+        let without = &whole.pinned;
+        let look = VictimSearch { nodes, asker, unit: None, beside: &[], budgets, without, ticks, from, now };
         let usual = self.set_aside_for_others(&UnitKey::Pod(asker.pod.uid.clone()), asker.priority);
         self.refresh_holders();
         let holders = std::mem::take(&mut self.reserves.evictions.preempting.holders);

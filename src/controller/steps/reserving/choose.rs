@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use crate::allocate::{GpuGrant, Nodes};
 use crate::controller::Moment;
+use crate::controller::bounds::Amounts;
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::core::Core;
 use crate::controller::queue::{Together, Turn};
@@ -29,7 +30,10 @@ pub(in crate::controller) struct Within<'a> {
 pub(in crate::controller) type Chosen = (Aside, usize);
 
 /// What a namespace has.
-struct Owned {
+struct Owned<'a> {
+    namespace: &'a str,
+    /// What counts for its bounds, on whichever nodes.
+    amounts: Vec<(ClaimKey, Amounts)>,
     grants: Vec<(ClaimKey, Vec<(GpuRef, GpuGrant)>)>,
     rooms: Vec<(NodeName, Resources)>,
 }
@@ -280,7 +284,7 @@ impl Core {
     }
 
     /// What pods with shares of a namespace have.
-    fn owned(&self, namespace: &str) -> Owned {
+    fn owned<'a>(&self, namespace: &'a str) -> Owned<'a> {
         let is_own =
             |claim: ClaimKey| self.view.claim(claim).is_some_and(|claim| claim.namespace() == namespace);
         let own = |pod: &Pod| pod.at.namespace == namespace && self.has_share(pod);
@@ -289,17 +293,22 @@ impl Core {
             .places()
             .filter(|(pod, _)| self.view.pod(pod).is_some_and(own))
             .map(|(_, at)| at.clone());
-        Owned { rooms: rooms.collect(), grants: self.capacity.grants_of(is_own) }
+        let grants = self.capacity.grants_of(is_own);
+        let amounts = grants.iter().map(|(claim, _)| (*claim, self.capacity.usage.of_claim(*claim)));
+        Owned { namespace, amounts: amounts.collect(), rooms: rooms.collect(), grants }
     }
 }
 
-fn give(capacity: &mut Capacity, owned: &Owned) {
+fn give(capacity: &mut Capacity, owned: &Owned<'_>) {
+    let namespace = Some(owned.namespace);
+    owned.amounts.iter().for_each(|(claim, amounts)| capacity.usage.set(*claim, namespace, *amounts));
     owned.grants.iter().for_each(|(claim, grants)| capacity.set_grants(*claim, grants.clone()));
     owned.rooms.iter().for_each(|(node, room)| capacity.take_room(node, *room));
 }
 
 /// The other way round.
-fn take(capacity: &mut Capacity, owned: &Owned) {
+fn take(capacity: &mut Capacity, owned: &Owned<'_>) {
+    owned.amounts.iter().for_each(|(claim, _)| capacity.usage.set(*claim, None, Amounts::default()));
     owned.grants.iter().for_each(|(claim, _)| capacity.set_grants(*claim, Vec::new()));
     owned.rooms.iter().for_each(|(node, room)| capacity.give_room(node, *room));
 }
