@@ -116,9 +116,13 @@ impl Core {
         }
         for (uid, place) in &found.then {
             let Some(pod) = self.view.pod(uid) else { continue };
-            let first = self.view.claims_of(pod).into_iter().flatten().next().map(|claim| claim.key);
-            let namespace = Some(pod.at.namespace.as_str());
-            first.iter().for_each(|claim| self.capacity.usage.set(*claim, namespace, of_places([place])));
+            let mut open = self.view.claims_of(pod).into_iter().flatten();
+            let Some(claim) = open.find(|claim| claim.allocation.is_none()).map(|claim| claim.key) else {
+                continue;
+            };
+            let usage = &mut self.capacity.usage;
+            let sum = usage.of_claim(claim).plus(of_places([place]));
+            usage.set(claim, Some(&pod.at.namespace), sum);
         }
         let places = found.then.iter().map(|(_, place)| (place.clone(), found.alone));
         let moved = found.moves.iter().map(|one| (one.to.clone(), one.alone));

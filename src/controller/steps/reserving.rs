@@ -6,13 +6,11 @@ mod choose;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::controller::Moment;
-use crate::controller::bounds::Amounts;
 use crate::controller::capacity::{Aside, Capacity};
 use crate::controller::core::Core;
 use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::recorder::{KEPT_FOR, Reason};
 use crate::controller::reserve::Reservation;
-use crate::controller::steps::bounded::of_places;
 use crate::controller::steps::place::Refused;
 use crate::controller::steps::reserving::choose::Within;
 use crate::model::names::NodeName;
@@ -266,10 +264,7 @@ impl Core {
         if !self.reserves.may_begin_own() {
             return None;
         }
-        let (aside, _) = self.choose(turn, Within { stays: None, but }, emptied, now)?;
-        // Beside what it has, it may not have that: nothing is kept for who is over the bound.
-        let may_have = self.may_have(namespace, Amounts::default(), of_places(&aside.places));
-        may_have.then_some(aside)
+        self.choose(turn, Within { stays: None, but }, emptied, now).map(|(aside, _)| aside)
     }
 
     /// `own`: what is kept off are shares of its own namespace.

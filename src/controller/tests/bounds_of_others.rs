@@ -10,6 +10,7 @@ use super::cluster::{Cluster, device, merge, object};
 use super::explain::listed;
 use super::moving::{self, fragmented, mark, proposed, put_in};
 use super::preempting::{self, evicted};
+use super::preempting_limits::ends_in;
 use super::scenes::{LONG, SECOND, rules};
 use crate::cluster::feed::{Change, WatchEvent};
 use crate::controller::config::{Consolidation, Mode, Rules};
@@ -326,4 +327,43 @@ fn room_is_kept_where_the_namespace_may_have_it() {
         assert_eq!(kept, expected);
         cluster.check();
     }
+}
+
+/// What is ending of the namespace leaves room in its bound, too: nobody else need end.
+#[test]
+fn nobody_ends_where_what_is_ending_makes_room_in_the_bound() {
+    let mut cluster = of_sizes(Mode::Off, &[("node-big", 80), ("node-small", 20)]);
+    put_bound(&mut cluster, ("ml", "first"), "40Gi", on(&["node-big"]));
+    put_bound(&mut cluster, ("ml", "second"), "30Gi", on(&["node-big"]));
+    put_bound(&mut cluster, (OTHER, "low"), "15Gi", with_priority(0, on(&["node-small"])));
+    cluster.annotate("ml", memory("80Gi"));
+    ends_in(&mut cluster, "first", SECOND * 10);
+    put_fraction(&mut cluster, ("ml", "high"), "0.5", with_priority(10, on(&["node-big", "node-small"])));
+    assert_eq!(evicted(&cluster), [""; 0]);
+    drop_pod(&mut cluster, ("ml", "first"));
+    cluster.settle(SECOND);
+    assert_eq!(cluster.place("high").map(|(node, _)| node).as_deref(), Some("node-big"));
+}
+
+/// Its own namespace is in the way of the second alternative; the first one would be over the bound.
+#[test]
+fn room_is_kept_from_the_own_namespace_for_the_alternative_within_the_bound() {
+    let mut cluster = of_sizes(Mode::Off, &[("node", 60)]);
+    cluster.annotate("ml", memory("80Gi"));
+    for nth in 0..4 {
+        put_bound(&mut cluster, ("ml", &format!("mine-{nth}")), "10Gi", json!({}));
+    }
+    let ways = [(json!({"memory": "60Gi"}), None), (json!({"memory": "30Gi"}), None)];
+    put_either(&mut cluster, ("ml", "waits"), &ways, json!({}));
+    let mut kept = BTreeSet::new();
+    for nth in 0..40 {
+        let name = format!("o{nth}");
+        put_in(&mut cluster, (OTHER, &name), ("1Gi", 1), "rs-o", json!({}));
+        cluster.settle(3 * SECOND);
+        let kept_for_it = cluster.core.reserves.kept_from("ml").filter(|kept| kept.namespace == "ml");
+        kept.extend(kept_for_it.flat_map(|kept| kept.aside.gpus()).map(|(_, grant)| grant.memory));
+        drop_pod(&mut cluster, (OTHER, &name));
+    }
+    assert_eq!(kept, [Bytes(30 << 30)].into());
+    cluster.check();
 }

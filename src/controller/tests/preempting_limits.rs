@@ -19,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The pod is ending, and is to have ended after so long.
-fn ends_in(cluster: &mut Cluster, name: &str, time: Duration) {
+pub(super) fn ends_in(cluster: &mut Cluster, name: &str, time: Duration) {
     let mut pod = cluster.pods[&("ml".to_owned(), name.to_owned())].clone();
     let ends = cluster.core.recorder.time_of(cluster.now + time).unwrap();
     pod.metadata.deletion_timestamp = Some(object(json!(ends.to_string())));

@@ -191,7 +191,7 @@ impl Core {
             Ok(decision) => match self.beyond_bounds(parts, &decision.placements) {
                 None => Ways::Fits(last, decision),
                 Some(words) => match self.try_smaller(parts, last, had_all, words) {
-                    Ways::Refused(bound) => Ways::Refused(self.for_room_of_another(parts, last, bound)),
+                    Ways::Refused(bound) => self.for_room_of_another(parts, last, had_all, bound),
                     found => found,
                 },
             },
@@ -222,14 +222,20 @@ impl Core {
 
     /// The last way is more than the namespace may have, as `bound` says. If one before it is not and lacks room, it is for
     /// room that the unit waits.
-    fn for_room_of_another(&mut self, parts: &[PodPart], last: usize, bound: Refused) -> Refused {
+    fn for_room_of_another(&mut self, parts: &[PodPart], last: usize, had_all: bool, bound: Refused) -> Ways {
         for nth in 0..last {
-            if self.beyond_bounds_at_least(parts, nth).is_some() || !self.capacity.index.has_left() {
+            if self.beyond_bounds_at_least(parts, nth).is_some() {
                 continue;
             }
-            let Err(explanation) = self.decide_way(parts, nth, false) else { continue };
-            if matches!(explanation.shortage, Shortage::Unsearched { .. }) {
-                continue;
+            if !had_all && !self.capacity.index.has_left() {
+                return Ways::Spent(last);
+            }
+            let Err(explanation) = self.decide_way(parts, nth, had_all) else { continue };
+            match explanation.shortage {
+                Shortage::Unsearched { .. } if !had_all => return Ways::Spent(last),
+                // It has no place, whoever ends.
+                Shortage::Unsearched { .. } | Shortage::Candidates { .. } => continue,
+                _ => {}
             }
             let refused = self.explained(&parts[0], &explanation);
             let words = format!(
@@ -238,9 +244,9 @@ impl Core {
                 refused.words,
                 bound.words
             );
-            return Refused { words, ..refused };
+            return Ways::Refused(Refused { words, ..refused });
         }
-        bound
+        Ways::Refused(bound)
     }
 
     /// The best GPUs are more than the namespace may still have, as the words say: smaller ones may not be.

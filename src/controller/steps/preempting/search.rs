@@ -11,12 +11,12 @@ use crate::controller::core::Core;
 use crate::controller::holders::Holders;
 use crate::controller::preempt::VICTIMS_MAX;
 use crate::controller::queue::{Turn, UnitKey};
-use crate::controller::steps::bounded::least;
+use crate::controller::steps::bounded::{least, of_places};
 use crate::controller::steps::place::PodPart;
 use crate::controller::steps::preempting::candidates::There;
 use crate::controller::view::GpuRef;
 use crate::feasible::Resources;
-use crate::model::claim::PodRef;
+use crate::model::claim::{ClaimKey, PodRef};
 use crate::model::names::{DeviceName, NodeName, PodUid};
 use crate::model::quantity::Bytes;
 
@@ -230,7 +230,7 @@ impl Core {
             }
             let found = self.victims_on(look, node, holders, (&mut preemptor, None));
             if let Some(found) = found.filter(|found| found.rank.is_none())
-                && self.is_allowed(look, &found.placement, &mut bound)
+                && self.is_allowed_soon(look, &found.placement, &mut bound)
             {
                 return Ok(VictimsFound::Soon(node.clone()));
             }
@@ -258,9 +258,16 @@ impl Core {
             }
             let beat = best.as_ref().map(|(rank, ..)| *rank);
             let found = self.victims_on(look, node, holders, (&mut preemptor, beat));
-            let found = found.filter(|found| self.is_allowed(look, &found.placement, &mut bound));
             let Some(found) = found else { continue };
-            let Some(rank) = found.rank else { return Ok(VictimsFound::Soon(node.clone())) };
+            let Some(rank) = found.rank else {
+                if self.is_allowed_soon(look, &found.placement, &mut bound) {
+                    return Ok(VictimsFound::Soon(node.clone()));
+                }
+                continue;
+            };
+            if !self.is_allowed(look, &found.placement, &mut bound) {
+                continue;
+            }
             if found.pods.len() > VICTIMS_MAX {
                 too_many = Some(VictimsFound::Victims { place: found.placement, victims: found.pods });
                 continue;
@@ -274,6 +281,24 @@ impl Core {
             Some(nodes) => found.ok_or(Nobody::Until(nodes)),
             None => found.or(too_many).or(bound.map(VictimsFound::Bound)).ok_or(Nobody::Anywhere),
         }
+    }
+
+    /// The same once what is ending of the namespace has ended.
+    fn is_allowed_soon(
+        &self,
+        look: &VictimSearch<'_>,
+        place: &Placement,
+        bound: &mut Option<String>,
+    ) -> bool {
+        let Some(unit) = look.unit.filter(|_| !self.is_allowed(look, place, bound)) else { return true };
+        let namespace = look.asker.pod.namespace.as_str();
+        let ending = self.view.pods().filter(|pod| pod.ending && pod.at.namespace == namespace);
+        let claims = ending.filter_map(|pod| self.view.claims_of(pod)).flatten().map(|claim| claim.key);
+        let claims: BTreeSet<ClaimKey> = claims.collect();
+        let others = of_places(self.reserves.preempted_places(namespace, unit));
+        let asked = of_places(look.beside.iter().chain([place]));
+        let less = self.usage_of(&claims.into_iter().collect::<Vec<_>>());
+        self.may_have(namespace, less, others.plus(asked))
     }
 
     /// The namespace of who asks may have this place as well. If it may not, `bound` says why.

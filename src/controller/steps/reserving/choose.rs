@@ -54,18 +54,19 @@ impl Core {
         }
         order.sort_unstable();
         let order: Vec<NodeName> = order.into_iter().map(|(_, name)| name).collect();
-        let ticks = self.purse.allowance(self.namespace(turn)?)?;
+        let namespace = self.namespace(turn)?.to_owned();
+        let ticks = self.purse.allowance(&namespace)?;
         let mut capacity = emptied.take().unwrap_or_else(|| self.emptied(|_| true));
         capacity.index.allow(ticks);
         self.capacity.index.allow(ticks);
-        let owned = within.stays.map(|namespace| self.owned(namespace));
-        owned.iter().for_each(|owned| give(&mut capacity, owned));
+        let owned = self.owned(&namespace, within.stays.is_some());
+        give(&mut capacity, &owned);
         self.reserves.of_others(&turn.key).for_each(|aside| capacity.set_aside(aside.clone()));
         let found = self.first_nodes(turn, &order, &mut capacity, now);
         self.capacity.index.pay(capacity.index.spent().0);
         self.pay(turn);
         capacity.lift_all();
-        owned.iter().for_each(|owned| take(&mut capacity, owned));
+        take(&mut capacity, &owned);
         *emptied = Some(capacity);
         found
     }
@@ -78,7 +79,8 @@ impl Core {
         now: Moment,
     ) -> Option<Aside> {
         let nodes = self.reserves.of(&turn.key)?.aside.nodes();
-        let ticks = self.purse.allowance(self.namespace(turn)?)?;
+        let namespace = self.namespace(turn)?.to_owned();
+        let ticks = self.purse.allowance(&namespace)?;
         self.capacity.index.allow(ticks);
         let mut parts = self.parts(turn, now)?;
         for part in &mut parts {
@@ -99,13 +101,12 @@ impl Core {
         }
         let mut capacity = self.emptied(|name| nodes.contains(name));
         capacity.index.allow(ticks);
-        if let Some(mut owned) = stays.map(|namespace| self.owned(namespace)) {
-            owned.rooms.retain(|(node, _)| nodes.contains(node));
-            for (_, grants) in &mut owned.grants {
-                grants.retain(|(gpu, _)| nodes.contains(&gpu.node));
-            }
-            give(&mut capacity, &owned);
+        let mut owned = self.owned(&namespace, stays.is_some());
+        owned.rooms.retain(|(node, _)| nodes.contains(node));
+        for (_, grants) in &mut owned.grants {
+            grants.retain(|(gpu, _)| nodes.contains(&gpu.node));
         }
+        give(&mut capacity, &owned);
         self.reserves.of_others(&turn.key).for_each(|aside| capacity.set_aside(aside.clone()));
         let found = self.freest(turn, &parts, &nodes, &mut capacity);
         self.capacity.index.pay(capacity.index.spent().0);
@@ -283,8 +284,8 @@ impl Core {
         self.view.claims_of(pod).into_iter().flatten().any(|claim| claim.is_shares())
     }
 
-    /// What pods with shares of a namespace have.
-    fn owned<'a>(&self, namespace: &'a str) -> Owned<'a> {
+    /// What pods with shares of a namespace have. `stays`: they keep it; else it counts for the namespace's bounds alone.
+    fn owned<'a>(&self, namespace: &'a str, stays: bool) -> Owned<'a> {
         let is_own =
             |claim: ClaimKey| self.view.claim(claim).is_some_and(|claim| claim.namespace() == namespace);
         let own = |pod: &Pod| pod.at.namespace == namespace && self.has_share(pod);
@@ -295,7 +296,11 @@ impl Core {
             .map(|(_, at)| at.clone());
         let grants = self.capacity.grants_of(is_own);
         let amounts = grants.iter().map(|(claim, _)| (*claim, self.capacity.usage.of_claim(*claim)));
-        Owned { namespace, amounts: amounts.collect(), rooms: rooms.collect(), grants }
+        let amounts = amounts.collect();
+        match stays {
+            true => Owned { namespace, amounts, rooms: rooms.collect(), grants },
+            false => Owned { namespace, amounts, rooms: Vec::new(), grants: Vec::new() },
+        }
     }
 }
 
