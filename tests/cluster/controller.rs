@@ -2,6 +2,7 @@
 
 mod asks;
 mod books;
+mod bounds;
 mod consolidation;
 mod departments;
 mod explain;

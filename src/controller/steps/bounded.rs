@@ -97,8 +97,13 @@ impl Core {
         places: impl IntoIterator<Item = &'a Placement>,
     ) -> Option<String> {
         let bounds = self.view.bounds(namespace)?;
-        let others = of_places(self.reserves.preempted_places(namespace, unit));
-        bounds.exceeded(namespace, self.capacity.usage.of(namespace), others.plus(of_places(places)))
+        let asked = self.to_be_had(namespace, unit).plus(of_places(places));
+        bounds.exceeded(namespace, self.capacity.usage.of(namespace), asked)
+    }
+
+    /// What the units of a namespace are to have for which pods end, but for one unit.
+    pub(super) fn to_be_had(&self, namespace: &str, but: &UnitKey) -> Amounts {
+        of_places(self.reserves.preempted_places(namespace, but))
     }
 
     /// All namespaces may have what they have once pods have moved for a unit of `namespace`. `then`: where its pods come to;
@@ -117,8 +122,7 @@ impl Core {
             (*had, *asked) = (had.plus(before), asked.plus(of_places([to])));
         }
         changes.into_iter().all(|(namespace, (had, asked))| {
-            let others = of_places(self.reserves.preempted_places(namespace, unit));
-            self.may_have(namespace, had, others.plus(asked))
+            self.may_have(namespace, had, self.to_be_had(namespace, unit).plus(asked))
         })
     }
 

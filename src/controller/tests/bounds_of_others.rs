@@ -236,6 +236,38 @@ fn rebalance_counts_what_it_has_shown_already() {
     }
 }
 
+/// The first pod has a claim already; what it still waits for comes to that.
+#[test]
+fn rebalance_adds_what_it_has_shown_to_what_the_pod_has() {
+    for (most, is_helped) in [("31Gi", false), ("32Gi", true)] {
+        let mut cluster = of_sizes(Mode::Propose, &[("big", 80), ("small-1", 20), ("small-2", 20)]);
+        put_bound(&mut cluster, ("ml", "common"), "2Gi", on(&["small-1"]));
+        for (name, node) in [("a", "small-1"), ("b", "small-2")] {
+            put_bound(&mut cluster, (OTHER, name), "12Gi", on(&[node]));
+            free(&mut cluster, (OTHER, name));
+        }
+        cluster.annotate("ml", memory(most));
+        let mut both = on(&["small-1"]);
+        merge(
+            &mut both,
+            &json!({"spec": {"resourceClaims": [
+                {"name": "common", "resourceClaimName": "common"}, {"name": "gpu", "resourceClaimName": "first"}]}}),
+        );
+        for (name, more) in [("first", both), ("second", on(&["small-2"]))] {
+            moving::put(&mut cluster, name, "15Gi", "rs-waits", more);
+            cluster.settle(SECOND);
+        }
+        let (mut core, listing) = listed(&mut cluster);
+        let helps: Vec<Help> = rebalance(&mut core, &listing, None).into_iter().map(|one| one.help).collect();
+        let [Help::Moves(_), second] = &helps[..] else { panic!("{helps:?}") };
+        match second {
+            Help::Moves(_) => assert!(is_helped, "{most}"),
+            Help::None(words) => assert!(!is_helped && words.contains("17408 are used"), "{words}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// The first alternative would be over the bound, too.
 #[test]
 fn pods_move_and_end_for_the_alternative_that_is_within_the_bound() {
@@ -366,4 +398,36 @@ fn room_is_kept_from_the_own_namespace_for_the_alternative_within_the_bound() {
     }
     assert_eq!(kept, [Bytes(30 << 30)].into());
     cluster.check();
+}
+
+/// No GPU could ever serve the first alternative; the second one is over the bound.
+#[test]
+fn an_alternative_that_nothing_can_serve_hides_no_bound() {
+    let mut cluster = of_sizes(Mode::Off, &[("node", 80)]);
+    cluster.annotate("ml", memory("30Gi"));
+    let ways = [(json!({"memory": "10Gi"}), Some("nowhere")), (json!({"memory": "40Gi"}), None)];
+    put_either(&mut cluster, ("ml", "waits"), &ways, json!({}));
+    let words = words(&cluster, "waits");
+    assert!(words.contains("may have 30720 MiB") && !words.contains("alternatives"), "{words}");
+}
+
+/// The first alternative lacks room, the last one is over the bound: whatever may be spent in a round.
+#[test]
+fn what_may_be_spent_does_not_change_what_a_unit_waits_for() {
+    let mut told = 0;
+    for ticks in (0..40).map(|nth| 500 + 250 * nth) {
+        let mut cluster = of_sizes(Mode::Off, &[("node-big", 80), ("node-small", 20)]);
+        put_bound(&mut cluster, (OTHER, "on-small"), "15Gi", on(&["node-small"]));
+        cluster.annotate("ml", memory("30Gi"));
+        cluster.core.purse.bound(ticks);
+        let ways =
+            [(json!({"memory": "15Gi"}), Some("node-small")), (json!({"memory": "40Gi"}), Some("node-big"))];
+        put_either(&mut cluster, ("ml", "waits"), &ways, json!({}));
+        cluster.settle(LONG);
+        let words = words(&cluster, "waits");
+        let is_told = words.contains("none of 2 alternatives fits; one needs 15360 MiB");
+        assert!(is_told || !words.contains("may have"), "{ticks}: {words}");
+        told += u32::from(is_told);
+    }
+    assert!(told > 0, "some of them get on");
 }

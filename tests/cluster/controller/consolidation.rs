@@ -14,7 +14,7 @@ use crate::rig::{root, wait_until};
 use crate::test_cluster::{PATIENCE, SYSTEM, TestCluster};
 
 /// The first GPU of each of these nodes.
-fn devices(fraction: &str, nodes: &[&str]) -> Value {
+pub(super) fn devices(fraction: &str, nodes: &[&str]) -> Value {
     let uuids: Vec<String> = nodes.iter().map(|node| format!("'GPU-{node}-gpu-0'")).collect();
     let text = format!("device.attributes['gpu.nvidia.com'].uuid in [{}]", uuids.join(", "));
     let mut devices = share(json!({"fraction": fraction}));
@@ -50,7 +50,7 @@ async fn bound(cluster: &TestCluster, set: &str, but: &str) -> (String, String) 
 
 /// On hollow-0 half of the GPU is in use, on hollow-1 a tenth, by a pod that would fit beside the half. `large` waits. The
 /// name of that pod.
-async fn fragmented(cluster: &TestCluster, mark: Value) -> String {
+pub(super) async fn fragmented(cluster: &TestCluster, mark: Value) -> String {
     let cordon = |verb: &str, node: &str| cluster.rig.kubectl(&[verb, node]);
     cordon("cordon", "hollow-1");
     let (_, node) = replica_set(cluster, "half", "0.5", json!({})).await;

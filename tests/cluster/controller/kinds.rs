@@ -16,7 +16,7 @@ use crate::test_cluster::{TestCluster, from};
 const GPUS: usize = 7;
 
 /// The memory that the controller grants a claim on each of its GPUs, in MiB.
-async fn granted_mib(cluster: &TestCluster, claim: &str) -> Value {
+pub(super) async fn granted_mib(cluster: &TestCluster, claim: &str) -> Value {
     wait_placed(cluster, claim).await;
     let stored =
         cluster.rig.kubectl(&["-n", &cluster.namespace, "get", "resourceclaim", claim, "-o", "json"]);
@@ -27,7 +27,7 @@ async fn granted_mib(cluster: &TestCluster, claim: &str) -> Value {
 }
 
 /// Beside two nodes without a machine: the second has small GPUs.
-async fn bed_of_two_sizes(test: &str) -> TestCluster {
+pub(super) async fn bed_of_two_sizes(test: &str) -> TestCluster {
     let cluster = super::cluster(test).await;
     hollow::add_changed(&cluster, 2, NODE, |node, gpu| {
         let attributes = gpu.attributes.as_mut().expect("a GPU has attributes");

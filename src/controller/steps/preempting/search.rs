@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use crate::allocate::victims::{Closed, EvictionSite, Freed, Preemptor, Rank, Victims};
 use crate::allocate::{AttributeConstraint, Nodes, Placement, Shape, Want};
 use crate::controller::Moment;
+use crate::controller::bounds::Amounts;
 use crate::controller::capacity::Aside;
 use crate::controller::core::Core;
 use crate::controller::holders::Holders;
@@ -23,6 +24,9 @@ use crate::model::quantity::Bytes;
 /// Nodes that are looked at closely for one unit, those first where the least may be lost: as many as kube-scheduler looks
 /// at by default (`minCandidateNodesAbsolute`).
 const NODES_MAX: usize = 100;
+
+/// Of looking whether a pod is ending, in ticks of [`crate::select::TICKS_PER_UNIT`].
+const POD_TICKS: u64 = 1;
 
 /// Who asks.
 #[derive(Debug)]
@@ -88,6 +92,15 @@ pub struct VictimSearch<'a> {
     /// So many nodes were looked at before, where nobody was found.
     pub from: usize,
     pub now: Moment,
+}
+
+/// What a look came to know of what the namespace may have that asks.
+#[derive(Debug, Default)]
+struct AtBound {
+    /// Why the first place is more than that.
+    words: Option<String>,
+    /// What those of its pods have that are ending. Summed once a place is more than it may have now.
+    ending: Option<Amounts>,
 }
 
 /// Other nodes on which a pod could run, GPUs aside.
@@ -223,7 +236,7 @@ impl Core {
         mut preemptor: Preemptor,
     ) -> Result<VictimsFound, Nobody> {
         let ending: Vec<&NodeName> = holders.ending().filter(|node| look.allows(node)).collect();
-        let mut bound = None;
+        let mut bound = AtBound::default();
         for node in ending.into_iter().take(NODES_MAX) {
             if self.has_spent(look) {
                 break;
@@ -279,35 +292,36 @@ impl Core {
         let found = best.map(|(_, place, victims)| VictimsFound::Victims { place, victims });
         match left_at {
             Some(nodes) => found.ok_or(Nobody::Until(nodes)),
-            None => found.or(too_many).or(bound.map(VictimsFound::Bound)).ok_or(Nobody::Anywhere),
+            None => found.or(too_many).or(bound.words.map(VictimsFound::Bound)).ok_or(Nobody::Anywhere),
         }
     }
 
-    /// The same once what is ending of the namespace has ended.
-    fn is_allowed_soon(
-        &self,
-        look: &VictimSearch<'_>,
-        place: &Placement,
-        bound: &mut Option<String>,
-    ) -> bool {
+    /// The namespace of who asks may have this place as well once those of its pods that are ending have ended. If it may
+    /// not have it now, `bound` says why.
+    fn is_allowed_soon(&mut self, look: &VictimSearch<'_>, place: &Placement, bound: &mut AtBound) -> bool {
         let Some(unit) = look.unit.filter(|_| !self.is_allowed(look, place, bound)) else { return true };
         let namespace = look.asker.pod.namespace.as_str();
-        let ending = self.view.pods().filter(|pod| pod.ending && pod.at.namespace == namespace);
+        let ending = *bound.ending.get_or_insert_with(|| self.ending_of(namespace));
+        let asked = of_places(look.beside.iter().chain([place]));
+        self.may_have(namespace, ending, self.to_be_had(namespace, unit).plus(asked))
+    }
+
+    /// What the pods of a namespace have that are ending.
+    fn ending_of(&mut self, namespace: &str) -> Amounts {
+        let pods = self.view.pods().inspect(|_| self.capacity.index.pay(POD_TICKS));
+        let ending = pods.filter(|pod| pod.ending && pod.at.namespace == namespace);
         let claims = ending.filter_map(|pod| self.view.claims_of(pod)).flatten().map(|claim| claim.key);
         let claims: BTreeSet<ClaimKey> = claims.collect();
-        let others = of_places(self.reserves.preempted_places(namespace, unit));
-        let asked = of_places(look.beside.iter().chain([place]));
-        let less = self.usage_of(&claims.into_iter().collect::<Vec<_>>());
-        self.may_have(namespace, less, others.plus(asked))
+        self.usage_of(&claims.into_iter().collect::<Vec<_>>())
     }
 
     /// The namespace of who asks may have this place as well. If it may not, `bound` says why.
-    fn is_allowed(&self, look: &VictimSearch<'_>, place: &Placement, bound: &mut Option<String>) -> bool {
+    fn is_allowed(&self, look: &VictimSearch<'_>, place: &Placement, bound: &mut AtBound) -> bool {
         let Some(unit) = look.unit else { return true };
         let places = look.beside.iter().chain([place]);
         let words = self.beyond_bounds_then((&look.asker.pod.namespace, unit), places);
         let is_allowed = words.is_none();
-        *bound = bound.take().or(words);
+        bound.words = bound.words.take().or(words);
         is_allowed
     }
 
@@ -363,7 +377,7 @@ impl Core {
             }
             let shape = part.shape(nth);
             let mut preemptor = self.capacity.index.preemptor(shape, wanted.alone);
-            self.room_alone(look, shape, (&holders, &mut preemptor), (Others::Some, &mut None))
+            self.room_alone(look, shape, (&holders, &mut preemptor), (Others::Some, &mut AtBound::default()))
         });
         self.reserves.evictions.preempting.holders = holders;
         found.and_then(|(place, other)| Some((place.node, other?)))
@@ -377,7 +391,7 @@ impl Core {
         look: &VictimSearch<'_>,
         shape: &Shape,
         (holders, preemptor): (&Holders, &mut Preemptor),
-        (others, bound): (Others, &mut Option<String>),
+        (others, bound): (Others, &mut AtBound),
     ) -> Option<(Placement, Option<NodeName>)> {
         if !look.asker.is_usual {
             return None;
