@@ -1,15 +1,17 @@
 //! Who moves and who ends for a share at its namespace's bound: nobody for a place that the namespace may not have. On nodes
 //! without a machine.
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
 use super::consolidation::{devices, end, fragmented, rebalance};
 use super::kinds::{bed_of_two_sizes, granted_mib};
 use super::preemption::class;
-use super::{WAITS, create_hollow, wait_told};
+use super::{create_hollow, wait_told};
 use crate::hollow::{self, wait_node};
 use crate::manifests::parameters;
-use crate::test_cluster::TestCluster;
+use crate::rig::wait_until;
+use crate::test_cluster::{PATIENCE, TestCluster};
 
 /// MiB of the first GPU of a node that can be granted.
 async fn mib(cluster: &TestCluster, node: &str) -> i64 {
@@ -23,6 +25,15 @@ fn set_bound(cluster: &TestCluster, mib: i64) {
     cluster.rig.kubectl(&["annotate", "namespace", &cluster.namespace, "--overwrite", &bound]);
 }
 
+/// Waits until a claim carries a reason to wait like this.
+async fn wait_waiting(cluster: &TestCluster, claim: &str, is: impl Fn(&str) -> bool) {
+    let found = || async {
+        let annotations = cluster.api::<ResourceClaim>().get(claim).await.ok()?.metadata.annotations?;
+        annotations.get("tranche.dev/waiting").filter(|words| is(words)).cloned()
+    };
+    println!("waits: {}", wait_until("the claim to carry another reason", PATIENCE, found).await);
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn nobody_is_to_move_for_a_share_that_the_namespace_may_not_have() {
@@ -30,20 +41,20 @@ async fn nobody_is_to_move_for_a_share_that_the_namespace_may_not_have() {
     let cluster = super::bed_beside(test, 2).await;
     let gpu = mib(&cluster, "hollow-0").await;
     // Half of a GPU and a tenth are there, of what waits it is 0.95 of one.
-    set_bound(&cluster, gpu + gpu / 2);
-    let small = fragmented(&cluster, json!({})).await;
-    wait_told(&cluster, "large", WAITS).await;
-    let (said, beside, code) = rebalance(&cluster, &[]);
-    assert!(said.contains("1 pod or gang waits") && !said.contains("evict"), "{said}{beside}");
-    assert_ne!(code, Some(3), "there is nothing to be applied: {said}{beside}");
-    let told = cluster.events("large").await;
-    assert!(!told.iter().any(|event| event.contains("evict ")), "{told:?}");
-
     set_bound(&cluster, gpu + gpu * 6 / 10);
-    wait_told(&cluster, "large", &format!("; evict {small} (")).await;
+    let small = fragmented(&cluster, json!({})).await;
+    let told = format!("; evict {small} (");
+    wait_told(&cluster, "large", &told).await;
+    wait_waiting(&cluster, "large", |words| words.contains(&told)).await;
     let (said, beside, code) = rebalance(&cluster, &[]);
     assert!(said.contains("moving 1 pod would make room for 1"), "{said}{beside}");
     assert_eq!(code, Some(3), "{said}{beside}");
+
+    set_bound(&cluster, gpu + gpu / 2);
+    wait_waiting(&cluster, "large", |words| !words.contains("evict ")).await;
+    let (said, beside, code) = rebalance(&cluster, &[]);
+    assert!(said.contains("1 pod or gang waits") && !said.contains("evict"), "{said}{beside}");
+    assert_ne!(code, Some(3), "there is nothing to be applied: {said}{beside}");
     end(cluster).await;
 }
 
