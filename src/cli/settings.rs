@@ -622,6 +622,71 @@ mod tests {
     }
 
     #[test]
+    fn library_directories_are_looked_at_below_the_driver_root_before_the_usual_ones() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["opt/one", "two", "usr/lib64"] {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let driver_root = Some(root.path().to_str().unwrap().to_owned());
+        let of_node = |dirs: &str| {
+            let mut args = named();
+            args.roots.driver_root = driver_root.clone();
+            args.roots.driver_library_dirs = Some(dirs.to_owned());
+            node(args).map(|settings| settings.roots.driver)
+        };
+        let of_supervisor = |dirs: &str| {
+            let driver_library_dirs = Some(dirs.to_owned());
+            let args =
+                MpsArgs { driver_root: driver_root.clone(), driver_library_dirs, ..MpsArgs::default() };
+            mps(args).map(|settings| settings.driver)
+        };
+        // A slash at the beginning means the driver root, not the root of this process.
+        for dirs in ["opt/one,two", "/opt/one,/two", " /opt/one/ ,, two/ ,"] {
+            let place = of_node(dirs).unwrap();
+            assert_eq!(place, DriverPlace::new(root.path(), vec!["opt/one".to_owned(), "two".to_owned()]));
+            assert_eq!(of_supervisor(dirs).unwrap(), place, "{dirs}");
+            let (libraries, _) = crate::host::driver_root::search_paths(&place);
+            let below = ["opt/one", "two", "usr/lib64"].map(|folder| root.path().join(folder));
+            assert_eq!(libraries[..3], below, "{dirs}");
+        }
+        for dirs in ["", " , "] {
+            assert_eq!(of_node(dirs).unwrap(), DriverPlace::from(root.path()), "{dirs:?}");
+        }
+        for wrong in ["../two", "/opt/../../two", "two/.."] {
+            let told = format!(
+                "--driver-library-dirs (or TRANCHE_DRIVER_LIBRARY_DIRS): {wrong:?} contains ..; write the path below \
+                 the driver root without it"
+            );
+            let dirs = format!("opt/one,{wrong}");
+            let words =
+                [of_node(&dirs), of_supervisor(&dirs)].map(|refused| refused.unwrap_err().to_string());
+            assert!(words.iter().all(|words| words.contains(&told)), "{words:?}");
+        }
+        // Two points in a name lead nowhere else.
+        assert_eq!(of_node("a..b").unwrap(), DriverPlace::new(root.path(), vec!["a..b".to_owned()]));
+    }
+
+    #[test]
+    fn the_toolkits_root_and_folder_are_absolute_and_none_by_default() {
+        let toolkit = |root: &str, folder: &str| {
+            let mut args = named();
+            (args.roots.toolkit_root, args.roots.toolkit_dir) =
+                (Some(root.to_owned()), Some(folder.to_owned()));
+            node(args).map(|settings| (settings.roots.toolkit_root, settings.roots.toolkit_dir))
+        };
+        let (root, folder) = (PathBuf::from("/toolkit-root"), PathBuf::from("/opt/toolkit"));
+        assert_eq!(toolkit("/toolkit-root/", "/opt/toolkit").unwrap(), (Some(root), Some(folder)));
+        assert_eq!(toolkit("", " ").unwrap(), (None, None));
+        let words = toolkit("toolkit-root", "opt/toolkit").unwrap_err().to_string();
+        for part in [
+            "--toolkit-root (or TRANCHE_TOOLKIT_ROOT): \"toolkit-root\" is not absolute",
+            "--toolkit-dir (or TRANCHE_TOOLKIT_DIR): \"opt/toolkit\" is not absolute",
+        ] {
+            assert!(words.contains(part), "{part} is missing from\n{words}");
+        }
+    }
+
+    #[test]
     fn all_mistakes_are_told_at_once_with_flag_variable_and_advice() {
         let mut args = NodeArgs {
             ops: OpsArgs { ops_address: Some("localhost".to_owned()), ..OpsArgs::default() },

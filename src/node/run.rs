@@ -424,3 +424,46 @@ fn publish(
     });
     published
 }
+
+#[cfg(test)]
+mod tests {
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+    use crate::host::driver_root::scan;
+
+    #[test]
+    fn the_toolkits_hook_is_looked_for_where_the_settings_say() {
+        let (driver, host) = (tempdir().unwrap(), tempdir().unwrap());
+        let put = |root: &TempDir, place: &str, content: &[u8]| {
+            let path = root.path().join(place);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        };
+        let mut elf = vec![0; 64];
+        elf[..5].copy_from_slice(b"\x7fELF\x02");
+        elf[18] = 62;
+        put(&driver, "usr/lib64/libcuda.so.550.163.01", &elf);
+        put(&driver, "opt/toolkit/nvidia-ctk", b"x");
+        put(&host, "opt/toolkit/nvidia-cdi-hook", b"x");
+        put(&host, "usr/bin/nvidia-ctk", b"x");
+        let found = |toolkit_root: Option<&TempDir>, toolkit_dir: Option<&str>| {
+            let roots = Roots {
+                driver: driver.path().into(),
+                driver_root_on_host: "/run/nvidia/driver".into(),
+                toolkit_root: toolkit_root.map(|root| root.path().to_owned()),
+                toolkit_dir: toolkit_dir.map(PathBuf::from),
+                dev_root: Some("/dev".into()),
+            };
+            let files = scan(&driver_root(&roots, Path::new("/proc")), None).unwrap();
+            files.hook.map(|hook| hook.path.host)
+        };
+        let folder = Some("/opt/toolkit");
+        assert_eq!(found(Some(&host), folder).as_deref(), Some("/opt/toolkit/nvidia-cdi-hook"));
+        assert_eq!(found(Some(&host), None).as_deref(), Some("/usr/bin/nvidia-ctk"));
+        // The driver root is all that is looked at.
+        let in_driver_root = "/run/nvidia/driver/opt/toolkit/nvidia-ctk";
+        assert_eq!(found(None, folder).as_deref(), Some(in_driver_root));
+        assert_eq!(found(None, None), None);
+    }
+}

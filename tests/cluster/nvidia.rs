@@ -3,6 +3,32 @@
 //!
 //! Elsewhere: pods that share a named claim (`sharing`), limits of `nvidia.com/gpu` and several GPUs in one request
 //! (`pods`), MPS on a MIG device (`shares::grants`), parameters that nobody understands (`bad_input`).
+//!
+//! What NVIDIA's end-to-end specs do, and the test that stands for it:
+//!
+//! | scenario of theirs | here, or in a module beside |
+//! |---|---|
+//! | a pod with a GPU; pods with one each; a template for two containers | `whole_gpus_go_to_pods_and_containers_…` |
+//! | two templates give different GPUs | the same |
+//! | several pods, few and many, on one claim | `sharing` |
+//! | a Job by template; a claim's life, and its GPU given again | `a_jobs_pods_see_their_gpu_and_give_it_back` |
+//! | a Deployment whose pods have different GPUs | `a_kind_of_gpu_is_chosen_…`, `pods` |
+//! | GPUs by architecture, product name, a version | `a_kind_of_gpu_is_chosen_…`, by CUDA capability, not driver |
+//! | a request that no device meets; a product that is not there | its pod `elsewhere` |
+//! | devices by memory | `mig_devices_are_found_…` by capacity; GPUs by `totalMemoryMiB`: `a_kind_of_gpu_is_chosen_…` |
+//! | time slices, MPS, with two containers each | `one_claims_gpus_have_a_setting_each` |
+//! | MIG devices that are there, with their attributes | `mig_devices_of_one_claim_…`, `mig_devices_are_found_…` |
+//! | MIG devices that are made for claims | `mig` |
+//! | `nvidia.com/gpu: 1` | `pods`; of a MIG profile `a_limit_of_a_mig_profile_gets_a_mig_device` |
+//! | many pods come and go, and nothing stays | `churn` |
+//! | two claims with memory of one GPU | `shares` |
+//! | claims that share a GPU without an amount | `shares::settings` |
+//! | shares by number; a Deployment for each MPS daemon; names of metrics | not applicable: Tranche has none of these |
+//! | their chart, its objects, its upgrades, its log on a signal | not applicable |
+//! | ComputeDomains | not applicable |
+//! | their programs with CUDA, bandwidth of the bus | not applicable: simulated GPUs compute nothing |
+//!
+//! Compute instances of one GPU instance and the administrator's monitor stand for none of these.
 
 use std::collections::BTreeSet;
 

@@ -65,20 +65,25 @@ async fn uids(cluster: &TestCluster) -> Vec<Option<String>> {
     cluster.slices(NODE).await.into_iter().map(|slice| slice.metadata.uid).collect()
 }
 
+/// Waits, too, until what the node had before is published again, and kubelet knows the plugin.
+async fn restart_kubelet(cluster: &TestCluster, living: &Living) {
+    let before = uids(cluster).await;
+    cluster.rig.run(&["restart", NODE, "kubelet"]);
+    let begin = Instant::now();
+    // Kubelet wipes the slices of its node at its start, and the plugin puts them back.
+    let wiped = || async { uids(cluster).await.iter().all(|uid| !before.contains(uid)).then_some(()) };
+    wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
+    living.slices_are_back(cluster, Duration::from_secs(60)).await;
+    println!("the same devices {} ms after kubelet was seen up", begin.elapsed().as_millis());
+    cluster.registered(NODE, Duration::from_secs(30)).await;
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn kubelet_is_restarted() {
     let cluster = TestCluster::of_env("kubelet_is_restarted").await;
     let living = Living::on(&cluster).await;
-    let before = uids(&cluster).await;
-    cluster.rig.run(&["restart", NODE, "kubelet"]);
-    let begin = Instant::now();
-    // Kubelet wipes the slices of its node at its start, and the plugin puts them back.
-    let wiped = || async { uids(&cluster).await.iter().all(|uid| !before.contains(uid)).then_some(()) };
-    wait_until("kubelet to wipe the slices", Duration::from_secs(60), wiped).await;
-    living.slices_are_back(&cluster, Duration::from_secs(60)).await;
-    println!("the same devices {} ms after kubelet was seen up", begin.elapsed().as_millis());
-    cluster.registered(NODE, Duration::from_secs(30)).await;
+    restart_kubelet(&cluster, &living).await;
     living.goes_on(&cluster).await;
     living.slices_are_back(&cluster, Duration::from_secs(5)).await;
     cluster.end().await;
@@ -217,9 +222,12 @@ async fn a_container_restarts_after_the_drivers_files_have_changed_under_it() {
     let daemon = DriverDaemon::start(&cluster);
     let living = Living::on(&cluster).await;
     assert_eq!(cluster.exec("living", "main", DriverDaemon::SEEN).trim(), "there");
-    // The daemon is stopped, and its folder goes with it. The container goes on, and dies only then.
+    // The daemon is stopped, and its folder goes with it. The container goes on, also while kubelet is restarted, and
+    // dies only then.
     drop(daemon);
+    restart_kubelet(&cluster, &living).await;
     let before = container_run(&living.pod).0;
+    assert_eq!(container_run(&cluster.wait_ready("living").await).0, before, "it was disturbed");
     cluster.kill9(NODE, &living.pod);
     cluster.kill9(NODE, &cluster.plugin(NODE).await);
     wait_run_again(&cluster, "living", &before).await;

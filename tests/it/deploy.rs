@@ -986,10 +986,14 @@ fn what_the_notes_give_to_kubectl_can_be_pasted() {
     for object in &objects {
         only_known_fields(object, "NOTES.txt");
     }
-    // Nobody is warned by the rules that the chart itself installs, or asks for logs before there are any.
+    // Nobody is warned by the rules that the chart itself installs, refused by Pod Security of level restricted, or
+    // asks for logs before there are any.
     let pod = &objects[1]["spec"];
     assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
-    assert_eq!(pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"], false);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+    let of_container = &pod["containers"][0]["securityContext"];
+    assert_eq!(of_container["allowPrivilegeEscalation"], false);
+    assert_eq!(of_container["capabilities"]["drop"], json!(["ALL"]));
     assert!(after.starts_with("kubectl wait "), "{after}");
 }
 

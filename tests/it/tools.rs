@@ -225,6 +225,16 @@ const CLUSTER: &[Case] = &[
         &["the context names cluster \"d\", which is not in its clusters"],
     ),
     case(
+        "plan -f ml/train --gpus gpus.json --kubeconfig refused --context nowhere",
+        2,
+        &["context \"nowhere\" does not exist; its contexts are here, there"],
+    ),
+    case(
+        "plan -f ml/train --gpus gpus.json --kubeconfig refused --context there",
+        2,
+        &["the context names cluster \"d\", which is not in its clusters"],
+    ),
+    case(
         "top --kubeconfig refused",
         1,
         &["error: the API server http://127.0.0.1:", "cannot be reached: connection refused;"],
@@ -437,6 +447,42 @@ fn what_would_be_refused_is_told_with_the_path_of_the_field() {
         &CLAIM.replace("SHARE", "memory: 2Gi").replace("    config:", "    tolerations: [x]\n    config:"),
     );
     assert!(misspelt.contains("unknown field \"spec.devices.tolerations\": is it misspelt?"), "{misspelt}");
+}
+
+#[test]
+fn an_administrators_own_class_for_whole_gpus_has_no_limit_of_memory_either() {
+    const CLASS: &str = "---\napiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: team-gpus}\nspec:\n  \
+                         selectors:\n  - cel: {expression: \"device.driver == 'gpu.nvidia.com'\"}\n";
+    let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/plan/given-whole");
+    let plan = |text: &str| {
+        let (code, out, said) = run(&case, "plan -f - --gpus gpus.json --node node-a", text);
+        assert_eq!((code, said.as_str()), (Some(3), ""), "{out}");
+        out
+    };
+    let text = |name: &str| fs::read_to_string(case.join(name)).unwrap();
+    let of_team = |claim: &str| {
+        let own = claim.replace("deviceClassName: gpu.nvidia.com", "deviceClassName: team-gpus");
+        assert_ne!(own, claim);
+        own
+    };
+    let refusal = |out: &str| {
+        let line = out.lines().find(|line| line.contains("GpuShare.memory limits a share"));
+        line.unwrap_or_else(|| panic!("it is not refused:\n{out}")).to_owned()
+    };
+    // Before it is allocated.
+    let waiting = text("waiting.yaml");
+    let shipped = refusal(&plan(&waiting));
+    let own = refusal(&plan(&format!("{}{CLASS}", of_team(&waiting))));
+    assert!(shipped.contains("request \"gpu\" of class gpu.nvidia.com is given whole"), "{shipped}");
+    assert_eq!(own, shipped.replace("of class gpu.nvidia.com", "of class team-gpus"));
+    // Of a class that nobody has read, it is not known whose it is.
+    let unread = plan(&of_team(&waiting));
+    assert!(!unread.contains("would be refused"), "{unread}");
+    // And once it is.
+    let allocated = text("claim.yaml");
+    let shipped = plan(&allocated);
+    assert!(refusal(&shipped).contains("device gpu-0 is given whole"), "{shipped}");
+    assert_eq!(plan(&format!("{}{CLASS}", of_team(&allocated))), shipped);
 }
 
 #[test]
@@ -756,5 +802,26 @@ fn every_tool_that_asks_the_cluster_asks_as_somebody_else_where_that_is_said() {
                 assert!(head.contains(&format!("\r\n{header}\r\n")), "{line}: no {header} in\n{head}");
             }
         }
+    }
+}
+
+#[test]
+fn every_tool_that_asks_a_cluster_asks_that_of_the_context_that_is_named() {
+    for line in ["top", "explain ml/a", "plan -f ml/a --node node-a"] {
+        let folder = tempfile::tempdir().unwrap();
+        let ((here, asked_here), (there, asked_there)) = (cluster(""), cluster(""));
+        let text = format!(
+            "{}clusters: [{{name: c, cluster: {{server: 'http://{here}'}}}}, {{name: d, cluster: {{server: 'http://{there}'}}}}]\n\
+             users: [{{name: u, user: {{}}}}]\n",
+            &KUBECONFIG[..KUBECONFIG.find("clusters:").unwrap()]
+        );
+        fs::write(folder.path().join("k"), text).unwrap();
+        let counts = || [&asked_here, &asked_there].map(|heads| heads.lock().unwrap().len());
+        let (_, out, said) = run(folder.path(), &format!("{line} --kubeconfig k --context there"), "");
+        let [here, there] = counts();
+        assert!(here == 0 && there > 0, "{line}: {here} and {there} requests\n{out}{said}");
+        // The current one, if none is named.
+        let (_, out, said) = run(folder.path(), &format!("{line} --kubeconfig k"), "");
+        assert!(counts()[0] > 0 && counts()[1] == there, "{line}: {:?}\n{out}{said}", counts());
     }
 }

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
+use super::explain::why;
 use super::{create_hollow, settings, share, wait_told};
 use crate::hollow::{self, on_hollow, wait_node};
 use crate::manifests::{as_nobody, by_template, template};
@@ -97,6 +98,12 @@ async fn what_waits_is_told_which_move_makes_room_and_a_person_makes_it() {
     let small = fragmented(&cluster, json!({})).await;
     let told = wait_told(&cluster, "large", &format!("; evict {small} (")).await;
     assert!(told.contains("; it fits hollow-0/gpu-0; then this fits hollow-1/gpu-0"), "{told}");
+
+    let said = why(&cluster, "large");
+    assert!(
+        said.contains(&format!("evict {small} (")) && said.contains("then this fits hollow-1/gpu-0"),
+        "{said}"
+    );
 
     let (said, beside, code) = rebalance(&cluster, &[]);
     assert_eq!(code, Some(3), "{said}{beside}");

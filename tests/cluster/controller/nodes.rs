@@ -96,6 +96,25 @@ async fn where_the_scheduler_will_not_have_a_pod_its_claim_goes_elsewhere() {
     hollow::end(cluster).await;
 }
 
+/// Only the last of the nodes has what the pod asks for beside its share.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_pod_goes_at_once_to_the_node_that_has_its_extended_resource() {
+    let test = "a_pod_goes_at_once_to_the_node_that_has_its_extended_resource";
+    let cluster = super::bed_beside(test, 4).await;
+    let has =
+        json!({"status": {"capacity": {"example.com/hca": "1"}, "allocatable": {"example.com/hca": "1"}}});
+    cluster.rig.kubectl(&["patch", "node", "hollow-3", "--subresource=status", "--patch", &has.to_string()]);
+    super::create_hollow(&cluster, "rdma", share(json!({"memory": "4Gi"})), |pod| {
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({"example.com/hca": "1"});
+    })
+    .await;
+    assert_eq!(wait_node(&cluster, "rdma").await, "hollow-3");
+    let told = cluster.events("rdma").await;
+    assert!(!told.iter().any(|event| event.starts_with("GpuShareMoved")), "it was tried elsewhere: {told:?}");
+    hollow::end(cluster).await;
+}
+
 /// The fuller node comes first, and kube-scheduler refuses it, by a term that the controller does not read. One replica finds
 /// out, and the others are not tried there, although all nodes are in the zone of the one that refuses.
 #[tokio::test]

@@ -1,12 +1,14 @@
 //! Pods of lower priority end for a pod of higher priority whose share finds no room.
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use super::settings::set;
 use super::{NODE, WAITS, share, wait_told};
-use crate::manifests::{as_nobody, claim, gpu, user_of};
+use crate::hollow::{self, on_hollow, wait_node};
+use crate::manifests::{as_nobody, claim, container, gpu, pod, user_of};
 use crate::rig::wait_until;
 use crate::test_cluster::{PATIENCE, TestCluster, is_ready};
 
@@ -144,4 +146,98 @@ async fn switched_off_whoever_waits_waits_for_room() {
     let one_less = || async { (running(&cluster, &low).await.len() == low.len() - 1).then_some(()) };
     wait_until("one pod to have ended", PATIENCE, one_less).await;
     cluster.end().await;
+}
+
+/// A pod for hollow nodes of this class, whose share is most of the first GPU of `hollow-0`, or of this one.
+async fn create_on(
+    cluster: &TestCluster,
+    name: &str,
+    gpu: usize,
+    class: &str,
+    change: impl FnOnce(&mut Value),
+) {
+    let mut devices = most();
+    let text = format!("device.attributes['gpu.nvidia.com'].uuid == 'GPU-hollow-0-gpu-{gpu}'");
+    devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": text}}]);
+    let change = |pod: &mut Value| {
+        pod["spec"]["priorityClassName"] = json!(class);
+        change(pod);
+    };
+    super::create_hollow(cluster, name, devices, change).await;
+}
+
+/// A pod without a GPU that takes so much of `hollow-0`.
+async fn create_without_gpu(cluster: &TestCluster, name: &str, cpu: &str) {
+    let mut pod = on_hollow(as_nobody(pod(name, json!([]), json!([container("main", json!([]))]))));
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu}});
+    cluster.create(pod).await;
+    assert_eq!(wait_node(cluster, name).await, "hollow-0");
+}
+
+/// The GPU is free, and pods without a GPU have the node's processors: the share is placed, and kube-scheduler ends one of
+/// them once it looks at the pod again, here because another pod has ended.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn where_only_processors_lack_kube_scheduler_makes_room_for_the_share() {
+    let test = "where_only_processors_lack_kube_scheduler_makes_room_for_the_share";
+    let cluster = super::bed_beside(test, 1).await;
+    let urgent = class(&cluster, "urgent", 1000, "PreemptLowerPriority");
+    let node = Api::<Node>::all(cluster.client.clone()).get("hollow-0").await.expect("the node is there");
+    let cpu = node.status.and_then(|status| status.allocatable).expect("it has room")["cpu"].0.clone();
+    let cpu: u32 = cpu.parse().expect("whole processors");
+    create_without_gpu(&cluster, "greedy", &(cpu - 1).to_string()).await;
+    create_without_gpu(&cluster, "other", "100m").await;
+    create_on(&cluster, "urgent", 0, &urgent, |pod| {
+        pod["spec"]["containers"][0]["resources"]["requests"] = json!({"cpu": "2"});
+    })
+    .await;
+    wait_told(&cluster, "urgent", "GpuSharePlaced").await;
+    cluster
+        .api::<Pod>()
+        .delete("other", &DeleteParams::default().grace_period(0))
+        .await
+        .expect("it can be deleted");
+    cluster.gone("greedy").await;
+    assert_eq!(wait_node(&cluster, "urgent").await, "hollow-0");
+    let told = cluster.events("urgent").await;
+    assert!(!told.iter().any(|event| event.contains("of lower priority ends for it")), "{told:?}");
+    hollow::end(cluster).await;
+}
+
+/// Two pods that start together at the least have a GPU each. One of the GPUs is wanted: both end, and their pods say why.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn a_gang_ends_whole_and_its_pods_have_the_condition_of_a_disruption() {
+    let test = "a_gang_ends_whole_and_its_pods_have_the_condition_of_a_disruption";
+    let cluster = super::bed_beside(test, 1).await;
+    let [low, urgent] = [("low", 1), ("urgent", 1000)]
+        .map(|(name, value)| class(&cluster, name, value, "PreemptLowerPriority"));
+    let gang = ["gang-0", "gang-1"];
+    for (nth, name) in gang.iter().enumerate() {
+        create_on(&cluster, name, nth, &low, |pod| {
+            pod["metadata"]["labels"] = json!({"pod-group-name": "train"});
+            pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": "2"});
+            // Nobody ends it before it is looked at.
+            pod["spec"]["terminationGracePeriodSeconds"] = json!(600);
+        })
+        .await;
+    }
+    for name in gang {
+        wait_node(&cluster, name).await;
+    }
+    create_on(&cluster, "urgent", 0, &urgent, |_| {}).await;
+    let told = wait_told(&cluster, "urgent", "Preempting").await;
+    assert!(told.contains("2 pods of lower priority end for it"), "{told}");
+    for name in gang {
+        let marked = || async {
+            let pod = cluster.api::<Pod>().get(name).await.ok()?;
+            pod.metadata.deletion_timestamp.as_ref()?;
+            pod.status?.conditions?.into_iter().find(|one| one.type_ == "DisruptionTarget")
+        };
+        let condition = wait_until(&format!("pod {name} to be marked"), PATIENCE, marked).await;
+        assert_eq!(condition.status, "True", "{condition:?}");
+        super::end_hollow(&cluster, name).await;
+    }
+    assert_eq!(wait_node(&cluster, "urgent").await, "hollow-0");
+    hollow::end(cluster).await;
 }

@@ -4,7 +4,8 @@
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
-use super::{WAITS, create_hollow, end_hollow, results, share, urgent_class, wait_told};
+use super::explain::explain;
+use super::{WAITS, create_hollow, end_hollow, results, settings, share, urgent_class, wait_told};
 use crate::hollow::{self, wait_bound, wait_node};
 use crate::test_cluster::TestCluster;
 
@@ -73,6 +74,9 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
     // There is room for the small one, and soon for the large one; it is kept.
     create(&cluster, "late", LITTLE, None).await;
     wait_told(&cluster, "late", KEPT).await;
+    // There is room, and what is kept is what the controller alone remembers.
+    let said = explain(&cluster, &["late"]).unwrap_or_else(|said| said);
+    assert!(said.contains(KEPT), "{said}");
     end_hollow(&cluster, "other-0").await;
     create(&cluster, "thief", MOST, None).await;
     wait_told(&cluster, "thief", WAITS).await;
@@ -95,6 +99,21 @@ async fn a_gang_that_was_passed_for_long_gets_the_gpus_that_come_free() {
         wait_node(&cluster, name).await;
     }
     assert!(!is_placed(&cluster, "thief").await, "no GPU is left");
+    hollow::end(cluster).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn what_is_kept_for_a_gang_that_gets_no_room_is_given_to_others_after_a_while() {
+    let test = "what_is_kept_for_a_gang_that_gets_no_room_is_given_to_others_after_a_while";
+    let cluster = super::bed_beside(test, 1).await;
+    settings::set(&cluster, "TRANCHE_RESERVATION_DURATION", "20s", "60s").await;
+    let others = fill(&cluster).await;
+    passed(&cluster, others, Gang { size: FREE + 1, class: None }).await;
+    create(&cluster, "late", LITTLE, None).await;
+    wait_told(&cluster, "late", KEPT).await;
+    assert_eq!(wait_node(&cluster, "late").await, "hollow-0");
+    assert!(!is_placed(&cluster, "worker-0").await, "the gang waits still");
     hollow::end(cluster).await;
 }
 

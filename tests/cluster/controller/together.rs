@@ -50,6 +50,56 @@ async fn a_gang_is_placed_as_a_whole_or_waits_as_a_whole() {
     hollow::end(cluster).await;
 }
 
+/// A pod of a gang of this name of which so many start together.
+async fn member(cluster: &TestCluster, name: &str, gang: &str, least: usize) {
+    let of_gang = |pod: &mut Value| {
+        pod["metadata"]["labels"] = json!({"pod-group-name": gang});
+        pod["metadata"]["annotations"] = json!({"tranche.dev/gang-size": least.to_string()});
+    };
+    create_hollow(cluster, name, most(), of_gang).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn of_a_gang_at_least_so_many_start_together_and_the_rest_as_there_is_room() {
+    let test = "of_a_gang_at_least_so_many_start_together_and_the_rest_as_there_is_room";
+    let cluster = super::bed_beside(test, 1).await;
+    let gpus = cluster.published("hollow-0").await.len();
+    for nth in 0..=gpus {
+        member(&cluster, &format!("worker-{nth}"), "train", 2).await;
+    }
+    wait_bound(&cluster, gpus).await;
+    assert_eq!(placed(&cluster).await.len(), gpus, "one has no GPU");
+    hollow::end(cluster).await;
+}
+
+/// Each has half of its pods when the other has half of its own; there is room for one of them.
+#[tokio::test]
+#[ignore = "needs a rig"]
+async fn of_two_gangs_that_come_in_two_batches_one_starts_whole() {
+    let cluster = super::bed_beside("of_two_gangs_that_come_in_two_batches_one_starts_whole", 1).await;
+    let gpus = cluster.published("hollow-0").await.len();
+    for round in 0..3 {
+        let name = |gang: &str, nth: usize| format!("{gang}{round}-{nth}");
+        let gang = |gang: &str| format!("{gang}{round}");
+        for batch in [0..gpus / 2, gpus / 2..gpus] {
+            for of in ["a", "b"] {
+                for nth in batch.clone() {
+                    member(&cluster, &name(of, nth), &gang(of), gpus).await;
+                }
+            }
+        }
+        wait_bound(&cluster, gpus).await;
+        let all = placed(&cluster).await;
+        let first = if all.contains(&name("a", 0)) { "a" } else { "b" };
+        let mut whole: Vec<String> = (0..gpus).map(|nth| name(first, nth)).collect();
+        whole.sort();
+        assert_eq!(all, whole, "one of them, and nothing of the other");
+        hollow::clear(&cluster).await;
+    }
+    hollow::end(cluster).await;
+}
+
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn pods_that_name_one_claim_are_where_it_is() {
