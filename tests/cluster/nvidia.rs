@@ -28,7 +28,7 @@
 //! | ComputeDomains | not applicable |
 //! | their programs with CUDA, bandwidth of the bus | not applicable: simulated GPUs compute nothing |
 //!
-//! Compute instances of one GPU instance and the administrator's monitor stand for none of these.
+//! The tests of compute instances and of the administrator's monitor have no scenario of theirs.
 
 use std::collections::BTreeSet;
 

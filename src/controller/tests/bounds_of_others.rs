@@ -377,6 +377,33 @@ fn nobody_ends_where_what_is_ending_makes_room_in_the_bound() {
     assert_eq!(cluster.place("high").map(|(node, _)| node).as_deref(), Some("node-big"));
 }
 
+/// Of the own namespace one pod will soon have ended, which is not enough. Another should have ended long ago, or ends soon
+/// and its claim has another user: nobody counts on that, and somebody ends where the namespace may have the share.
+#[test]
+fn what_is_not_about_to_end_makes_no_room_in_the_bound() {
+    for is_shared in [false, true] {
+        let mut cluster = of_sizes(Mode::Off, &[("node-big", 80), ("node-mid", 80), ("node-small", 20)]);
+        put_bound(&mut cluster, ("ml", "mine"), "40Gi", on(&["node-mid"]));
+        put_bound(&mut cluster, ("ml", "leaves"), "10Gi", on(&["node-big"]));
+        put_bound(&mut cluster, (OTHER, "theirs"), "35Gi", with_priority(100, on(&["node-big"])));
+        put_bound(&mut cluster, (OTHER, "low"), "15Gi", with_priority(0, on(&["node-small"])));
+        cluster.annotate("ml", memory("75Gi"));
+        if is_shared {
+            cluster.store_pod(object(json!({"metadata": {"name": "beside", "namespace": "ml"},
+                "spec": {"nodeName": "node-mid", "containers": [{"name": "main"}],
+                    "resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}})));
+        }
+        ends_in(&mut cluster, "mine", SECOND * 10);
+        if !is_shared {
+            cluster.settle(SECOND * 100);
+        }
+        ends_in(&mut cluster, "leaves", SECOND * 10);
+        let both = on(&["node-big", "node-small"]);
+        put_fraction(&mut cluster, ("ml", "high"), "0.5", with_priority(10, both));
+        assert_eq!(evicted(&cluster), ["low"], "{is_shared}: {}", words(&cluster, "high"));
+    }
+}
+
 /// Its own namespace is in the way of the second alternative; the first one would be over the bound.
 #[test]
 fn room_is_kept_from_the_own_namespace_for_the_alternative_within_the_bound() {

@@ -63,7 +63,7 @@ async fn create_of_class(cluster: &TestCluster, name: &str, devices: Value, clas
     create_hollow(cluster, name, devices, |pod| pod["spec"]["priorityClassName"] = json!(class)).await;
 }
 
-/// Those that lower pods of the large GPU have would be the first to end: of that one the half is over the bound.
+/// The pod on the large GPU has the lowest priority and would be the first to end; but half of that GPU is over the bound.
 #[tokio::test]
 #[ignore = "needs a rig"]
 async fn pods_end_on_the_gpu_of_which_the_namespace_may_have_the_share() {
@@ -87,7 +87,7 @@ async fn pods_end_on_the_gpu_of_which_the_namespace_may_have_the_share() {
     hollow::end(cluster).await;
 }
 
-/// One of these parts of the first GPU of a node, the first one rather.
+/// One of these parts of the first GPU of a node; the first of them is preferred.
 fn either(ways: [(&str, &str); 2]) -> Value {
     let one = |(fraction, node): (&str, &str)| {
         let mut of = devices(fraction, &[node]);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::books::Auditor;
 use super::explain::{has_row, why};
-use super::{NODE, create, share, wait_not_placed};
+use super::{NODE, create, share, wait_not_placed, wait_told};
 use crate::hollow::{self, on_hollow, wait_node};
 use crate::manifests::{as_nobody, claim, gpu, template, user_of};
 use crate::rig::{skipped, wait_until};
@@ -110,6 +110,7 @@ async fn a_pod_goes_at_once_to_the_node_that_has_its_extended_resource() {
     })
     .await;
     assert_eq!(wait_node(&cluster, "rdma").await, "hollow-3");
+    wait_told(&cluster, "rdma", "GpuSharePlaced").await;
     let told = cluster.events("rdma").await;
     assert!(!told.iter().any(|event| event.starts_with("GpuShareMoved")), "it was tried elsewhere: {told:?}");
     hollow::end(cluster).await;

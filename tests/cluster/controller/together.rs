@@ -50,7 +50,7 @@ async fn a_gang_is_placed_as_a_whole_or_waits_as_a_whole() {
     hollow::end(cluster).await;
 }
 
-/// A pod of a gang of this name of which so many start together.
+/// A pod of this gang, of which at least so many start together.
 async fn member(cluster: &TestCluster, name: &str, gang: &str, least: usize) {
     let of_gang = |pod: &mut Value| {
         pod["metadata"]["labels"] = json!({"pod-group-name": gang});
@@ -65,11 +65,20 @@ async fn of_a_gang_at_least_so_many_start_together_and_the_rest_as_there_is_room
     let test = "of_a_gang_at_least_so_many_start_together_and_the_rest_as_there_is_room";
     let cluster = super::bed_beside(test, 1).await;
     let gpus = cluster.published("hollow-0").await.len();
-    for nth in 0..=gpus {
+    // One GPU is left, and two are to start together.
+    for nth in 0..gpus - 1 {
+        create_hollow(&cluster, &format!("other-{nth}"), most(), |_| {}).await;
+    }
+    wait_bound(&cluster, gpus - 1).await;
+    for nth in 0..3 {
         member(&cluster, &format!("worker-{nth}"), "train", 2).await;
     }
+    wait_told(&cluster, "worker-0", WAITS).await;
+    let is_worker = |name: &String| name.starts_with("worker-");
+    assert!(!placed(&cluster).await.iter().any(is_worker), "one alone does not start");
+    end_hollow(&cluster, "other-0").await;
     wait_bound(&cluster, gpus).await;
-    assert_eq!(placed(&cluster).await.len(), gpus, "one has no GPU");
+    assert_eq!(placed(&cluster).await.into_iter().filter(is_worker).count(), 2, "the third has no GPU");
     hollow::end(cluster).await;
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::allocate::GpuView;
 use crate::allocate::victims::{Candidate, Closed, Freed, rank_of};
+use crate::controller::Moment;
 use crate::controller::core::Core;
 use crate::controller::gang::Minimum;
 use crate::controller::holders::BoundPod;
@@ -54,14 +55,20 @@ struct Gang {
 }
 
 impl Core {
+    /// Whether what is to have ended at this second, in Unix time, has done so soon: before that nobody counts on it, and
+    /// long after that neither.
+    pub(super) fn near(&self, now: Moment) -> impl Fn(i64) -> bool + use<> {
+        let present = self.recorder.time_of(now).map(|time| time.as_second());
+        let (late, early) = (seconds(ENDS_LATE), seconds(KEEP_MAX));
+        move |ends| {
+            present.is_none_or(|now| now <= ends.saturating_add(late) && ends <= now.saturating_add(early))
+        }
+    }
+
     pub(super) fn candidates(&self, look: &VictimSearch<'_>, holders: &[BoundPod]) -> There {
         let (priority, now) = (look.asker.priority, look.now);
         let chosen = self.reserves.evictions.preempting.chosen();
-        let present = self.recorder.time_of(now).map(|time| time.as_second());
-        let (late, early) = (seconds(ENDS_LATE), seconds(KEEP_MAX));
-        let is_near = |ends: i64| {
-            present.is_none_or(|now| now <= ends.saturating_add(late) && ends <= now.saturating_add(early))
-        };
+        let is_near = self.near(now);
         let mut soon = Vec::new();
         let mut known = BudgetsOfNode { passed: look.budgets == Budgets::Passed, ..BudgetsOfNode::default() };
         let mut all: Vec<(Candidate, Vec<PodUid>, Option<&UnitKey>)> = Vec::new();
@@ -71,7 +78,7 @@ impl Core {
                 // What is kept for whom it ends counts as taken: the rest is for others.
                 Some(unit) if self.reserves.is_in_force(unit) => true,
                 Some(_) => continue,
-                None => !one.stays && one.ends.is_some_and(is_near),
+                None => !one.stays && one.ends.is_some_and(&is_near),
             };
             if is_soon {
                 soon.push(freed(one));

@@ -15,7 +15,7 @@ use crate::controller::queue::{Turn, UnitKey};
 use crate::controller::steps::bounded::{least, of_places};
 use crate::controller::steps::place::PodPart;
 use crate::controller::steps::preempting::candidates::There;
-use crate::controller::view::GpuRef;
+use crate::controller::view::{Claim, GpuRef, Pod};
 use crate::feasible::Resources;
 use crate::model::claim::{ClaimKey, PodRef};
 use crate::model::names::{DeviceName, NodeName, PodUid};
@@ -94,12 +94,12 @@ pub struct VictimSearch<'a> {
     pub now: Moment,
 }
 
-/// What a look came to know of what the namespace may have that asks.
+/// What a look at one way to serve a unit came to know of what the namespace may have that asks.
 #[derive(Debug, Default)]
 struct AtBound {
     /// Why the first place is more than that.
     words: Option<String>,
-    /// What those of its pods have that are ending. Summed once a place is more than it may have now.
+    /// What those of its pods have that will soon have ended. Summed when the first place is more than it may have now.
     ending: Option<Amounts>,
 }
 
@@ -301,17 +301,20 @@ impl Core {
     fn is_allowed_soon(&mut self, look: &VictimSearch<'_>, place: &Placement, bound: &mut AtBound) -> bool {
         let Some(unit) = look.unit.filter(|_| !self.is_allowed(look, place, bound)) else { return true };
         let namespace = look.asker.pod.namespace.as_str();
-        let ending = *bound.ending.get_or_insert_with(|| self.ending_of(namespace));
+        let ending = *bound.ending.get_or_insert_with(|| self.ending_of(namespace, look.now));
         let asked = of_places(look.beside.iter().chain([place]));
         self.may_have(namespace, ending, self.to_be_had(namespace, unit).plus(asked))
     }
 
-    /// What the pods of a namespace have that are ending.
-    fn ending_of(&mut self, namespace: &str) -> Amounts {
+    /// What those pods of a namespace have that will soon have ended, and that no other pod has.
+    fn ending_of(&mut self, namespace: &str, now: Moment) -> Amounts {
+        let is_near = self.near(now);
+        let ends = |pod: &&Pod| pod.ending && pod.standing.ends.is_some_and(|ends| is_near(ends.as_second()));
         let pods = self.view.pods().inspect(|_| self.capacity.index.pay(POD_TICKS));
-        let ending = pods.filter(|pod| pod.ending && pod.at.namespace == namespace);
-        let claims = ending.filter_map(|pod| self.view.claims_of(pod)).flatten().map(|claim| claim.key);
-        let claims: BTreeSet<ClaimKey> = claims.collect();
+        let ending = pods.filter(|pod| pod.at.namespace == namespace).filter(ends);
+        let claims = ending.filter_map(|pod| self.view.claims_of(pod)).flatten();
+        let are_free = |claim: &&Claim| !claim.users.others && self.view.pods_of(claim).all(|pod| ends(&pod));
+        let claims: BTreeSet<ClaimKey> = claims.filter(are_free).map(|claim| claim.key).collect();
         self.usage_of(&claims.into_iter().collect::<Vec<_>>())
     }
 
