@@ -211,6 +211,18 @@ fn nobody_moves_for_who_has_come_to_its_bound_since() {
     }
 }
 
+/// Rebalance helps the first of two that wait; the second as well, or these words say why not.
+fn assert_second_is_helped(cluster: &mut Cluster, is_helped: bool, why_not: &str) {
+    let (mut core, listing) = listed(cluster);
+    let helps: Vec<Help> = rebalance(&mut core, &listing, None).into_iter().map(|one| one.help).collect();
+    let [Help::Moves(_), second] = &helps[..] else { panic!("{helps:?}") };
+    match second {
+        Help::Moves(_) => assert!(is_helped, "{why_not}"),
+        Help::None(words) => assert!(!is_helped && words.contains(why_not), "{words}"),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The second would have both together, which is told, and nobody is to be evicted for it.
 #[test]
 fn rebalance_counts_what_it_has_shown_already() {
@@ -225,14 +237,7 @@ fn rebalance_counts_what_it_has_shown_already() {
             moving::put(&mut cluster, name, "15Gi", "rs-waits", on(&[node]));
             cluster.settle(SECOND);
         }
-        let (mut core, listing) = listed(&mut cluster);
-        let helps: Vec<Help> = rebalance(&mut core, &listing, None).into_iter().map(|one| one.help).collect();
-        let [Help::Moves(_), second] = &helps[..] else { panic!("{helps:?}") };
-        match second {
-            Help::Moves(_) => assert!(is_helped, "{most}"),
-            Help::None(words) => assert!(!is_helped && words.contains("15360 are used"), "{words}"),
-            other => panic!("{other:?}"),
-        }
+        assert_second_is_helped(&mut cluster, is_helped, "15360 are used");
     }
 }
 
@@ -257,14 +262,7 @@ fn rebalance_adds_what_it_has_shown_to_what_the_pod_has() {
             moving::put(&mut cluster, name, "15Gi", "rs-waits", more);
             cluster.settle(SECOND);
         }
-        let (mut core, listing) = listed(&mut cluster);
-        let helps: Vec<Help> = rebalance(&mut core, &listing, None).into_iter().map(|one| one.help).collect();
-        let [Help::Moves(_), second] = &helps[..] else { panic!("{helps:?}") };
-        match second {
-            Help::Moves(_) => assert!(is_helped, "{most}"),
-            Help::None(words) => assert!(!is_helped && words.contains("17408 are used"), "{words}"),
-            other => panic!("{other:?}"),
-        }
+        assert_second_is_helped(&mut cluster, is_helped, "17408 are used");
     }
 }
 

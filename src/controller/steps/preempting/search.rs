@@ -1,7 +1,7 @@
 //! The search: what has to end on which node so that what waits finds room there.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocate::victims::{Closed, EvictionSite, Freed, Preemptor, Rank, Victims};
 use crate::allocate::{AttributeConstraint, Nodes, Placement, Shape, Want};
@@ -313,9 +313,11 @@ impl Core {
         let pods = self.view.pods().inspect(|_| self.capacity.index.pay(POD_TICKS));
         let ending = pods.filter(|pod| pod.at.namespace == namespace).filter(ends);
         let claims = ending.filter_map(|pod| self.view.claims_of(pod)).flatten();
-        let are_free = |claim: &&Claim| !claim.users.others && self.view.pods_of(claim).all(|pod| ends(&pod));
-        let claims: BTreeSet<ClaimKey> = claims.filter(are_free).map(|claim| claim.key).collect();
-        self.usage_of(&claims.into_iter().collect::<Vec<_>>())
+        // Once each: thousands of pods may name one.
+        let mut claims: BTreeMap<ClaimKey, &Claim> = claims.map(|claim| (claim.key, claim)).collect();
+        claims.retain(|_, claim| !claim.users.others && self.view.pods_of(claim).all(|pod| ends(&pod)));
+        let claims: Vec<ClaimKey> = claims.into_keys().collect();
+        self.usage_of(&claims)
     }
 
     /// The namespace of who asks may have this place as well. If it may not, `bound` says why.
